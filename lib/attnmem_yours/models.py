@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from attnmem.theory.capacity import Capacity
 from .families import read
 
 # What adapters call the maps of attention.
-_MAPS = {f"{x}{end}": x for x in "qkvo" for end in ("_proj", "", "_lin")}
-_MAPS |= {"query": "q", "key": "k", "value": "v", "out_proj": "o", "out_lin": "o"}
+_MAPS = {"query": "q", "key": "k", "value": "v", "out_proj": "o", "out_lin": "o"}
+for _letter in "qkvo":
+    _MAPS |= dict.fromkeys((_letter, f"{_letter}_proj", f"{_letter}_lin"), _letter)
 _BASE = "base_model_name_or_path"
 # Fields of adapters with which more is trained, or otherwise.
 _OTHERS = "rank_pattern use_dora modules_to_save layers_to_transform layer_replication lora_bias"
@@ -52,44 +53,67 @@ class ModelCapacity:
     @property
     def layer(self) -> Capacity | None:
         """One attention layer by itself; not with norms of queries, or biases of norms alone."""
-        layer, shift = self.model.blocks[0].attention, self.model.blocks[0].shift
-        alone = shift and not {*"qv", *"k" * bool(layer.turned)} <= {*layer.bias}
-        counted = not (layer.normed or alone)
-        return layer.counted(self.model.name, layer.dim, None, "") if counted else None
+        block = self.model.blocks[0]
+        layer = block.attention
+        if layer.normed:
+            return None
+        biased = "qkv" if layer.turned else "qv"  # maps whose biases absorb that of a norm
+        if block.shift and not {*biased} <= {*layer.bias}:
+            return None
+        return layer.counted(self.model.name, layer.dim, None, "")
 
     def __str__(self) -> str:
         """A report that a person reads: the answer, then where the numbers are."""
-        model, layer, most = self.model, self.model.blocks[0].attention, self.matter // self.outputs
-        read = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
-        what = f"adapters of {self.adapted} alone" if self.adapted else f"with a read-out of {read}"
-        eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
-        fewer = self.adapted or any(block.homogeneous for block in model.blocks)
-        below = "It may be fewer." if fewer else "At nearly all small sizes it is so many."
-        lines = [
-            f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}",
-            f"Of {self.parameters:,} numbers, {what}, at most {self.matter:,} matter{eps}. So "
-            f"random real labels of more than {most:,} examples are almost never met: proved. "
-            f"({below} Counted are these parts alone, no pooler, deeper head or convolution.)",
-            f"{'numbers':>20}{'matter':>16}",
-        ]
-        for name, numbers, matter, by_eps, times in self.parts:
-            each = f"{times} x" if times > 1 else ""
-            lines.append(f"{each:>5}{numbers:>15,}{matter + by_eps:>16,}  {name}")
-        if self.adapted:
-            return wrapped(lines)
-        if model.tied is not None:
-            own = dataclasses.replace(self, parts=tuple(model.parts(None)))
-            tied = "tied to their vectors" if model.tied else "by a map of its own"
-            lines.append(
-                f"Read by all its {model.words:,} words, {tied}: at most {own.matter:,} of "
-                f"{own.parameters:,}."
-            )
-        if (one := self.layer) and one.floor:
-            lines.append(
-                f"One attention layer, by itself: at most {one.one_output:,} labels at one output "
-                f"(proved), and at least {one.floor:,} (compared with ranks)."
-            )
+        lines = [*self._answer(), *self._table()]
+        if not self.adapted:
+            lines += self._own_read_out()
+            lines += self._one_layer()
         return wrapped(lines)
+
+    def _answer(self) -> list[str]:
+        model, layer = self.model, self.model.blocks[0].attention
+        most_examples = self.matter // self.outputs
+        read_out = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
+        trained = f"with a read-out of {read_out}"
+        if self.adapted:
+            trained = f"adapters of {self.adapted} alone"
+        of_eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
+        exactness = "At nearly all small sizes it is so many."
+        if self.adapted or any(block.homogeneous for block in model.blocks):
+            exactness = "It may be fewer."
+        return [
+            f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}",
+            f"Of {self.parameters:,} numbers, {trained}, at most {self.matter:,} matter{of_eps}. "
+            f"So random real labels of more than {most_examples:,} examples are almost never met: "
+            f"proved. ({exactness} Counted are these parts alone, no pooler, deeper head or "
+            "convolution.)",
+        ]
+
+    def _table(self) -> list[str]:
+        lines = [f"{'numbers':>20}{'matter':>16}"]
+        for part in self.parts:
+            times = f"{part.times} x" if part.times > 1 else ""
+            matter = part.matter + part.scales
+            lines.append(f"{times:>5}{part.numbers:>15,}{matter:>16,}  {part.name}")
+        return lines
+
+    def _own_read_out(self) -> list[str]:
+        model = self.model
+        if model.tied is None:
+            return []
+        own = dataclasses.replace(self, parts=tuple(model.parts(None)))
+        tied = "tied to their vectors" if model.tied else "by a map of its own"
+        counts = f"at most {own.matter:,} of {own.parameters:,}"
+        return [f"Read by all its {model.words:,} words, {tied}: {counts}."]
+
+    def _one_layer(self) -> list[str]:
+        layer = self.layer
+        if layer is None or not layer.floor:
+            return []
+        return [
+            f"One attention layer, by itself: at most {layer.one_output:,} labels at one output "
+            f"(proved), and at least {layer.floor:,} (compared with ranks)."
+        ]
 
 
 @checked
@@ -120,52 +144,75 @@ def model_capacity(
     """
     if not adapted or not {*"qkvo"}.issuperset(adapted):
         refuse("adapted", repr(adapted), "letters of 'qkvo'")
-    path = None if isinstance(config, Mapping) else Path(config)
-    if path and path.is_dir():
-        names = (path / "config.json", path / "adapter_config.json")
-        path = next((name for name in names if name.exists()), names[0])
-    if path and not path.is_file():
-        refuse("config", f"no file {path}", "a model's folder or its config.json, on this machine")
+    path = None if isinstance(config, Mapping) else _path(Path(config))
     with reading(path or "config", "a model that is counted"):
-        given = json.loads(path.read_bytes()) if path else config
-        if not isinstance(given, Mapping):
-            refuse("contents", type(given).__name__, "an object of names and values")
-        if "model_type" in given or not given.keys() & {"peft_type", _BASE}:
-            model = read(given, part)
+        contents = json.loads(path.read_bytes()) if path else config
+        if not isinstance(contents, Mapping):
+            refuse("contents", type(contents).__name__, "an object of names and values")
+        if "model_type" in contents or not contents.keys() & {"peft_type", _BASE}:
+            model = read(contents, part)
         else:
             if adapter:
                 refuse("adapter", adapter, "none beside an adapter's folder")
-            adapter, adapted = _adapter(given)
-            how = f"its folder here, or capacity FOLDER --adapter {adapter} --adapted {adapted}"
-            at = [(path or Path()).parent, Path()]
-            found = [x for y in at if (x := y / str(given.get(_BASE)) / "config.json").is_file()]
-            if not found:
-                refuse(_BASE, f"{given.get(_BASE)!r:.60}", how)
-            model = model_capacity(found[0], part=part).model
-    adapted = "".join(x for x in "qkvo" if x in adapted) if adapter else ""
-    parts = _adapters(model, adapter, adapted) if adapter else model.parts(outputs)
-    return ModelCapacity(model, tuple(parts), outputs, adapted)
+            adapter, adapted = _adapter(contents)
+            folder = path.parent if path else Path()
+            model = _base_model(contents, folder, part, adapter, adapted)
+    if adapter is None:
+        return ModelCapacity(model, tuple(model.parts(outputs)), outputs)
+    adapted = _in_order(adapted)
+    return ModelCapacity(model, tuple(_adapters(model, adapter, adapted)), outputs, adapted)
 
 
-def _adapter(given: Mapping[str, Any]) -> tuple[int, str]:
+def _path(path: Path) -> Path:
+    """The file of a configuration, or of an adapter, by its own name or that of its folder."""
+    if path.is_dir():
+        folder, path = path, path / "config.json"
+        if not path.exists() and (folder / "adapter_config.json").exists():
+            path = folder / "adapter_config.json"
+    if not path.is_file():
+        refuse("config", f"no file {path}", "a model's folder or its config.json, on this machine")
+    return path
+
+
+def _in_order(maps: Iterable[str]) -> str:
+    return "".join(letter for letter in "qkvo" if letter in maps)
+
+
+def _adapter(settings: Mapping[str, Any]) -> tuple[int, str]:
     """Rank and maps of a PEFT adapter of low rank."""
-    usual = dict.fromkeys(_OTHERS.split()) | {"peft_type": "LORA", "bias": "none"}
-    for name, value in usual.items():
-        if (found := given.get(name)) and found != value:
-            refuse(name, f"{found!r:.60}", f"{value}, as other adapters are not counted")
-    rank, names = given.get("r"), given.get("target_modules")
+    counted = dict.fromkeys(_OTHERS.split()) | {"peft_type": "LORA", "bias": "none"}
+    for name, value in counted.items():
+        if settings.get(name) and settings[name] != value:
+            expected = f"{value}, as other adapters are not counted"
+            refuse(name, f"{settings[name]!r:.60}", expected)
+    rank, names = settings.get("r"), settings.get("target_modules")
     if type(rank) is not int or rank < 1:
         refuse("r", f"{rank!r:.60}", "an integer >= 1")
     if not isinstance(names, list) or not {*map(str, names)} <= _MAPS.keys() or not names:
-        what = "maps of attention; those among them: capacity FOLDER --adapter R --adapted qv"
-        refuse("target_modules", f"{names!r:.60}", what)
-    return rank, "".join(x for x in "qkvo" if x in {_MAPS[name] for name in names})
+        expected = "maps of attention; those among them: capacity FOLDER --adapter R --adapted qv"
+        refuse("target_modules", f"{names!r:.60}", expected)
+    return rank, _in_order({_MAPS[name] for name in names})
+
+
+def _base_model(
+    settings: Mapping[str, Any], folder: Path, part: str, adapter: int, adapted: str
+) -> Model:
+    """The model that an adapter changes, whose folder is beside the adapter's or here."""
+    name = settings.get(_BASE)
+    for parent in (folder, Path()):
+        path = parent / str(name) / "config.json"
+        if path.is_file():
+            return model_capacity(path, part=part).model
+    expected = f"its folder here, or capacity FOLDER --adapter {adapter} --adapted {adapted}"
+    refuse(_BASE, f"{name!r:.60}", expected)
 
 
 def _adapters(model: Model, rank: int, adapted: str) -> Iterator[Part]:
     for block, times in Counter(model.blocks).items():
-        layer, m = block.attention, block.attention.token_dim
-        # Behind a norm with a bias, a map of frozen bias reads d dimensions.
-        read = dataclasses.replace(layer, token_dim=layer.dim) if block.shift else layer
-        numbers = rank * sum(sum(layer.shapes(layer.dim)[x]) for x in adapted)
-        yield Part(f"adapters of {adapted}", numbers, read.shown(m, rank, adapted), times=times)
+        layer = block.attention
+        outputs, shapes = layer.token_dim, layer.shapes(layer.dim)
+        numbers = sum(rank * sum(shapes[letter]) for letter in adapted)
+        if block.shift:  # a map of frozen bias reads d dimensions behind a norm with a bias
+            layer = dataclasses.replace(layer, token_dim=layer.dim)
+        matter = layer.shown(outputs, rank, adapted)
+        yield Part(f"adapters of {adapted}", numbers, matter, times=times)

@@ -36,10 +36,10 @@ class FromTorch:
 
     def contexts(self, key: Tensor, value: Tensor | None = None) -> Float[Tensor, "*T n d"]:
         """Contexts for ``mha`` from what the layer takes."""
-        _, keys, values = self.widths
-        rows = _of_width("key", key, keys)
-        if values:
-            values = _of_width("value", key if value is None else value, values)
+        _, d_keys, d_values = self.widths
+        rows = _of_width("key", key, d_keys)
+        if d_values:
+            values = _of_width("value", key if value is None else value, d_values)
             rows = torch.cat([rows, values], -1)
         elif value is not None and not torch.equal(value, key):
             refuse("value", "other values than keys", "the key, or from_torch(layer, apart=True)")
@@ -54,30 +54,45 @@ class FromTorch:
 
         Raises ``ValueError`` where the layer has no place for them, and then writes nothing.
         """
-        parts = _parts(module)
-        (W_Q, W_K, W_V, W_O, W_D), (queries, keys, values) = self.weights, self.widths
-        if parts.heads != len(W_Q):
-            refuse("module", f"{parts.heads} heads", f"{len(W_Q)}, as the weights have")
-        places = (0, queries), (0, keys), (keys if values else 0, values or keys)
-        written = []
-        for W, (first, width) in zip((W_Q * W_Q.shape[-1] ** 0.5, W_K, W_V), places, strict=True):
-            rows = W.transpose(1, 2).flatten(0, 1)  # maps act from the left
-            written.append((rows[:, first : first + width], rows[:, -1]))
-            others = torch.cat([rows[:, :first], rows[:, first + width : -1]], 1)
-            if values and len(written) > 1 and others.any():
-                refuse("weights", "keys that read values, or the reverse", "maps that are apart")
-        written.append(((W_O @ W_D).T, self.bias))
-        for (W, b), there, bias in zip(written, parts.maps, parts.biases, strict=True):
-            if W.shape != there.shape:
-                refuse("module", f"a map of shape {(*there.shape,)}", f"shape {(*W.shape,)}")
-            check_finite(f"weights in {there.dtype}", torch.cat([W.flatten(), b]).to(there.dtype))
-            if bias is None and b.any():
+        layer = _linear_maps(module)
+        heads = len(self.weights.W_Q)
+        if layer.heads != heads:
+            refuse("module", f"{layer.heads} heads", f"{heads}, as the weights have")
+        maps, biases = self._linear_maps()
+        pairs = list(zip(maps, biases, layer.maps, layer.biases, strict=True))
+        for W, b, target, target_bias in pairs:
+            if W.shape != target.shape:
+                refuse("module", f"a map of shape {(*target.shape,)}", f"shape {(*W.shape,)}")
+            rounded = torch.cat([W.flatten(), b]).to(target.dtype)
+            check_finite(f"weights in {target.dtype}", rounded)
+            if target_bias is None and b.any():
                 refuse("module", "no bias where the weights have one", "a layer with biases")
         with torch.no_grad():
-            for (W, b), there, bias in zip(written, parts.maps, parts.biases, strict=True):
-                there.copy_(W)
-                if bias is not None:
-                    bias.copy_(b)
+            for W, b, target, target_bias in pairs:
+                target.copy_(W)
+                if target_bias is not None:
+                    target_bias.copy_(b)
+
+    def _linear_maps(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Maps that act from the left, and biases, of queries, keys, values and outputs."""
+        W_Q, W_K, W_V, W_O, W_D = self.weights
+        d_queries, d_keys, d_values = self.widths
+        read_by_values = slice(0, d_keys)
+        if d_values:  # a token is a key, and a value beside it
+            read_by_values = slice(d_keys, d_keys + d_values)
+            crossed = W_K[:, d_keys:-1], W_V[:, :d_keys], W_V[:, d_keys + d_values : -1]
+            if any(W.any() for W in crossed):
+                refuse("weights", "keys that read values, or the reverse", "maps that are apart")
+        maps, biases = [], []
+        for W, coordinates in (
+            (W_Q * W_Q.shape[-1] ** 0.5, slice(0, d_queries)),
+            (W_K, slice(0, d_keys)),
+            (W_V, read_by_values),
+        ):
+            rows = W.transpose(1, 2).flatten(0, 1)
+            maps.append(rows[:, coordinates])
+            biases.append(rows[:, -1])
+        return [*maps, (W_O @ W_D).T], [*biases, self.bias]
 
     def _widened(self, rows: Tensor) -> Tensor:
         if rows.ndim == 3 and not self.batch_first:
@@ -90,8 +105,8 @@ class FromTorch:
 
 def _of_width(name: str, rows: Tensor, width: int) -> Tensor:
     if rows.ndim not in (2, 3) or rows.shape[-1] != width:
-        what = f"width {width}, with two axes before it, or one for a single context"
-        refuse(name, f"shape {tuple(rows.shape)}", what)
+        expected = f"width {width}, with two axes before it, or one for a single context"
+        refuse(name, f"shape {tuple(rows.shape)}", expected)
     return rows
 
 
@@ -104,22 +119,30 @@ def from_torch(module: nn.Module, *, apart: bool = False) -> FromTorch:
     its norm. With ``apart``, values are other rows than keys, as in DETR, where positions are added
     to keys alone.
     """
-    parts = _parts(module)
+    layer = _linear_maps(module)
     for name, P in module.named_parameters():
         if P.is_meta or P.dtype not in (*FLOATS, torch.float16, torch.bfloat16):
             refuse(f"module.{name}", f"{P.dtype} on {P.device}", "floats in memory")
         check_finite(f"module.{name}", P)
         if "lora" in name or "base_layer" in name:
             refuse("module", f"an adapter, {name}", "a layer into which its adapters are merged")
-    drops = [vars(part).get(name) for part in module.modules() for name in _DROPS]
-    if module.training and any(drops):
+    if module.training and _drops(module):
         refuse("module", "dropout, since it is in training mode", "module.eval()")
-    if parts.maps[0].dtype not in FLOATS:
-        parts = _parts(copy.deepcopy(module).float())
-    return _taken(parts, apart or parts.apart)
+    if layer.maps[0].dtype not in FLOATS:
+        layer = _linear_maps(copy.deepcopy(module).float())
+    return _in_letters(layer, apart or layer.apart)
 
 
-class _Parts(NamedTuple):
+def _drops(module: nn.Module) -> bool:
+    """Whether a layer drops a share of anything in training."""
+    for submodule in module.modules():
+        for name in _DROPS:
+            if vars(submodule).get(name):
+                return True
+    return False
+
+
+class _LinearMaps(NamedTuple):
     """Maps that act from the left, and biases: of queries, keys, values and outputs; all views."""
 
     maps: list[Tensor]
@@ -129,51 +152,66 @@ class _Parts(NamedTuple):
     batch_first: bool = True
 
 
-def _parts(module: nn.Module) -> _Parts:
-    if _name(module) not in _READERS:
-        wanted = f"one of {', '.join(_READERS)}"
-        parts = module.named_modules() if isinstance(module, nn.Module) else ()
-        if inside := [name for name, part in parts if _name(part) in _READERS]:
-            wanted += f", such as module.get_submodule({inside[0]!r})"
-        refuse("module", _name(module), wanted)
-    return _READERS[_name(module)](module)
+def _linear_maps(module: nn.Module) -> _LinearMaps:
+    name = _name(module)
+    if name not in _READERS:
+        expected = f"one of {', '.join(_READERS)}"
+        submodules = module.named_modules() if isinstance(module, nn.Module) else ()
+        inside = [path for path, submodule in submodules if _name(submodule) in _READERS]
+        if inside:
+            expected += f", such as module.get_submodule({inside[0]!r})"
+        refuse("module", name, expected)
+    return _READERS[name](module)
 
 
-def _of_mha(module: nn.MultiheadAttention) -> _Parts:
+def _of_mha(module: nn.MultiheadAttention) -> _LinearMaps:
     if module.bias_k is not None or module.add_zero_attn:
         refuse("module", "add_bias_kv or add_zero_attn", "a layer that appends no tokens")
-    W, b, out = module.in_proj_weight, module.in_proj_bias, module.out_proj
-    own = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
-    maps = [*(own if W is None else W.chunk(3)), out.weight]
-    biases = [*((None,) * 3 if b is None else b.chunk(3)), out.bias]
-    return _Parts(maps, biases, module.num_heads, W is None, module.batch_first)
-
-
-def _taken(parts: _Parts, apart: bool) -> FromTorch:
-    W_q, W_k, W_v, W_o = (W.detach() for W in parts.maps)
-    b_q, b_v, b_o = (parts.biases[i] for i in (0, 2, 3))
-    b_q, b_v, b_o = (
-        W_o.new_zeros(len(W)) if b is None else b.detach()
-        for b, W in ((b_q, W_q), (b_v, W_v), (b_o, W_o))
+    apart = module.in_proj_weight is None
+    if apart:
+        maps = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+    else:
+        maps = [*module.in_proj_weight.chunk(3)]
+    biases: list[Tensor | None] = [None, None, None]
+    if module.in_proj_bias is not None:
+        biases = [*module.in_proj_bias.chunk(3)]
+    return _LinearMaps(
+        maps=[*maps, module.out_proj.weight],
+        biases=[*biases, module.out_proj.bias],
+        heads=module.num_heads,
+        apart=apart,
+        batch_first=module.batch_first,
     )
+
+
+def _in_letters(layer: _LinearMaps, apart: bool) -> FromTorch:
+    W_q, W_k, W_v, W_o = (W.detach() for W in layer.maps)
+    biases = []
+    for W, b in zip(layer.maps, layer.biases, strict=True):
+        biases.append(W_o.new_zeros(len(W)) if b is None else b.detach())
+    b_q, _, b_v, b_o = biases
     widths = W_q.shape[1], W_k.shape[1], W_v.shape[1] if apart else 0
     d = max(widths[0], widths[1] + widths[2]) + 1
 
     def placed(W: Tensor, first: int = 0, last: Tensor | float = 0.0) -> Tensor:
         """One map for each head, from the coordinates that start at ``first``, and the last."""
-        whole = W.new_zeros(d, len(W))
-        whole[first : first + W.shape[1]] = W.T
-        whole[-1] = last
-        return whole.unflatten(1, (parts.heads, -1)).transpose(0, 1).contiguous()
+        rows = W.new_zeros(d, len(W))
+        rows[first : first + W.shape[1]] = W.T
+        rows[-1] = last
+        return rows.unflatten(1, (layer.heads, -1)).transpose(0, 1).contiguous()
 
-    W_Q = (len(W_q) // parts.heads) ** -0.5 * placed(W_q, last=b_q)
-    inner = W_Q, placed(W_k), placed(W_v, widths[1] if apart else 0)
-    W_D = torch.eye(len(W_o), dtype=W_o.dtype, device=W_o.device)
-    weights = MHAWeights(*inner, W_o.T.contiguous(), W_D)
-    return FromTorch(weights, W_o @ b_v + b_o, widths, parts.batch_first)
+    W_Q = (len(W_q) // layer.heads) ** -0.5 * placed(W_q, last=b_q)
+    weights = MHAWeights(
+        W_Q=W_Q,
+        W_K=placed(W_k),
+        W_V=placed(W_v, widths[1] if apart else 0),
+        W_O=W_o.T.contiguous(),
+        W_D=torch.eye(len(W_o), dtype=W_o.dtype, device=W_o.device),
+    )
+    return FromTorch(weights, W_o @ b_v + b_o, widths, layer.batch_first)
 
 
-def _of_linear(module: nn.Module) -> _Parts:
+def _of_linear(module: nn.Module) -> _LinearMaps:
     """BERT's and ViT's layers; ViT's is nested like BERT's in transformers 4."""
     inner = getattr(module, "self", getattr(module, "attention", module))
     if getattr(inner, "position_embedding_type", "absolute") != "absolute":  # in transformers 4
@@ -182,20 +220,26 @@ def _of_linear(module: nn.Module) -> _Parts:
         maps = [module.q_proj, module.k_proj, module.v_proj, module.o_proj]
     else:
         maps = [inner.query, inner.key, inner.value, module.output.dense]
-    heads = inner.num_attention_heads
-    return _Parts([linear.weight for linear in maps], [linear.bias for linear in maps], heads)
+    return _LinearMaps(
+        maps=[linear.weight for linear in maps],
+        biases=[linear.bias for linear in maps],
+        heads=inner.num_attention_heads,
+    )
 
 
-def _of_gpt2(module: nn.Module) -> _Parts:
+def _of_gpt2(module: nn.Module) -> _LinearMaps:
     plain = module.scale_attn_weights and not module.scale_attn_by_inverse_layer_idx
     if module.is_cross_attention or not plain:
         refuse("module", "cross-attention or other scales", "self-attention scaled by its width")
     # Conv1D acts from the right.
-    maps = [*module.c_attn.weight.T.chunk(3), module.c_proj.weight.T]
-    return _Parts(maps, [*module.c_attn.bias.chunk(3), module.c_proj.bias], module.num_heads)
+    return _LinearMaps(
+        maps=[*module.c_attn.weight.T.chunk(3), module.c_proj.weight.T],
+        biases=[*module.c_attn.bias.chunk(3), module.c_proj.bias],
+        heads=module.num_heads,
+    )
 
 
-_READERS: dict[str, Callable[[Any], _Parts]] = {"torch.MultiheadAttention": _of_mha}
+_READERS: dict[str, Callable[[Any], _LinearMaps]] = {"torch.MultiheadAttention": _of_mha}
 _READERS |= dict.fromkeys(("transformers.BertAttention", "transformers.ViTAttention"), _of_linear)
 _READERS |= {"transformers.GPT2Attention": _of_gpt2}
 _DROPS = ("p", "dropout", "dropout_prob", "attention_dropout")  # what layers call its share
@@ -211,12 +255,14 @@ class SavedLayer:
 
     def tokens(self, inputs: Inputs) -> Float[Tensor, "B n d"]:
         """What the layer reads on a batch of ``encoder``, for ``taken``."""
-        read = []
-        with self.module.register_forward_pre_hook(
-            lambda _, args, others: read.extend(args or [others["hidden_states"]]), with_kwargs=True
-        ):
+        tokens = []
+
+        def keep(_, args, named):
+            tokens.append(args[0] if args else named["hidden_states"])
+
+        with self.module.register_forward_pre_hook(keep, with_kwargs=True):
             self.encoder(inputs)
-        return read[0]
+        return tokens[0]
 
 
 def saved_layer(
@@ -230,15 +276,15 @@ def saved_layer(
     config = saved_config(str(source), ("bert", "vit", "gpt2"), least=1)
     check_integer("block", block, least=0, most=config.num_hidden_layers - 1)
     encoder = trained_encoder(str(source), depth=block + 1, dtype=dtype)
-    layers = [part for part in encoder.model.modules() if _name(part) in _READERS]
-    return SavedLayer(from_torch(layers[-1]), layers[-1], encoder)
+    layers = [module for module in encoder.model.modules() if _name(module) in _READERS]
+    return SavedLayer(taken=from_torch(layers[-1]), module=layers[-1], encoder=encoder)
 
 
 def _name(module: nn.Module) -> str:
-    kind = type(module)
-    if isinstance(module, nn.MultiheadAttention) and kind is not nn.MultiheadAttention:
-        return f"{kind.__name__}, a subclass, which may attend in another way"
-    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    layer_type = type(module)
+    if isinstance(module, nn.MultiheadAttention) and layer_type is not nn.MultiheadAttention:
+        return f"{layer_type.__name__}, a subclass, which may attend in another way"
+    return f"{layer_type.__module__.partition('.')[0]}.{layer_type.__name__}"
 
 
 class _Attention(nn.Module):
@@ -251,7 +297,9 @@ class _Attention(nn.Module):
             self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
 
         # What torch's encoder layer asks of its attention, before it calls it.
-        self.batch_first, self.in_proj_bias, self._qkv_same_embed_dim = True, None, False
+        self.batch_first = True
+        self.in_proj_bias = None
+        self._qkv_same_embed_dim = False
 
     def forward(
         self,
@@ -274,29 +322,35 @@ class _Attention(nn.Module):
             added = _added("key_padding_mask", key_padding_mask, logits, key.shape[:-1])
             logits = logits + added[..., None, None, :]
         if attn_mask is not None:
-            every = logits.shape[:-2].numel(), *logits.shape[-2:]
-            added = _added("attn_mask", attn_mask, logits, logits.shape[-2:], every)
-            logits = logits + (added.view_as(logits) if added.ndim == 3 else added)
+            of_all_heads = logits.shape[:-2].numel(), *logits.shape[-2:]
+            added = _added("attn_mask", attn_mask, logits, logits.shape[-2:], of_all_heads)
+            if added.ndim == 3:
+                added = added.view_as(logits)
+            logits = logits + added
         elif is_causal:
             refuse("attn_mask", "None with is_causal", "the mask itself, as torch asks for")
         alpha = logits.softmax(-1)
         heads = alpha @ (value.unsqueeze(-3) @ self.W_V)
         outputs = heads.transpose(-3, -2).flatten(-2) @ self.W_O @ self.W_D + self.bias
-        alpha = alpha.mean(-3) if average_attn_weights else alpha
-        return outputs, alpha if need_weights else None
+        if not need_weights:
+            return outputs, None
+        return outputs, alpha.mean(-3) if average_attn_weights else alpha
 
 
 def _added(name: str, mask: Tensor, logits: Tensor, *shapes: tuple[int, ...]) -> Tensor:
     """What a mask adds to logits: bools hide where True, a tokenizer's integers where 0."""
     if mask.shape not in shapes:
-        what = " or ".join(f"{(*shape,)}" for shape in shapes)
-        refuse(name, f"shape {(*mask.shape,)}", what)
+        expected = " or ".join(f"{(*shape,)}" for shape in shapes)
+        refuse(name, f"shape {(*mask.shape,)}", expected)
     if mask.is_floating_point():
         return mask.to(logits)
-    if mask.dtype != torch.bool and (name == "attn_mask" or not ((mask == 0) | (mask == 1)).all()):
-        what = "bools, True where hidden, floats to add, or a tokenizer's 0 and 1 for keys"
-        refuse(name, f"dtype {mask.dtype}", what)
-    hidden = mask if mask.dtype == torch.bool else mask == 0
+    hidden = mask
+    if mask.dtype != torch.bool:
+        tokenizers = name == "key_padding_mask" and ((mask == 0) | (mask == 1)).all()
+        if not tokenizers:
+            expected = "bools, True where hidden, floats to add, or a tokenizer's 0 and 1 for keys"
+            refuse(name, f"dtype {mask.dtype}", expected)
+        hidden = mask == 0
     return torch.zeros_like(mask, dtype=logits.dtype).masked_fill(hidden, -torch.inf)
 
 
@@ -304,8 +358,8 @@ def _is_one_layer(weights: MHAWeights) -> None:
     for name, W in weights._asdict().items():
         check_finite(f"weights.{name}", W)
         if W.dtype != weights.W_Q.dtype or not W.numel():
-            what = f"{weights.W_Q.dtype}, as of W_Q, and no size of 0"
-            refuse(f"weights.{name}", f"{W.dtype} of shape {tuple(W.shape)}", what)
+            expected = f"{weights.W_Q.dtype}, as of W_Q, and no size of 0"
+            refuse(f"weights.{name}", f"{W.dtype} of shape {tuple(W.shape)}", expected)
     if weights.W_Q.ndim != 3:
         refuse("weights", f"{weights.W_Q.ndim - 3} run axes", "a single layer")
 
