@@ -40,7 +40,9 @@ class Loaded(NamedTuple):
 
     def __str__(self) -> str:
         """The summary, a line for each part."""
-        return wrapped([f"{name}: {listed(part)}" for name, part in self.summary.items() if part])
+        return wrapped(
+            [f"{name}: {listed(about)}" for name, about in self.summary.items() if about]
+        )
 
     @property
     def brief(self) -> str:
@@ -185,12 +187,12 @@ def _named_arrays(arrays: Any, file: str, options: dict[str, str]) -> Loaded:
         option = "label" if role == "labels" else role
         data[role] = _array_of(role, arrays, file, options.get(option))
         if data[role] is not None:
-            summary[role] = f"{listed(options.get(option, role))}, {_shape(data[role])}"
+            summary[role] = f"{listed(options.get(option) or role)}, {_shape(data[role])}"
     as_data(data["contexts"], data["queries"], None, data["mask"])
     n_used = sum(1 for array in data.values() if array is not None)
     if data["labels"] is not None:
-        data["labels"], words = _of_kind(data["labels"], options.get("label_kind"))
-        summary["labels"] += f", {words}"
+        data["labels"], about = _of_kind(data["labels"], options.get("label_kind"))
+        summary["labels"] += f", {about}"
     elif len(arrays) > n_used:
         summary["labels"] = "none (--label takes an array as labels)"
     return Loaded(**data, summary=summary)
@@ -218,27 +220,28 @@ def _shape(array: Any) -> str:
     return f"of shape {tuple(array.shape)}"
 
 
-def _of_kind(labels: Any, kind: str | None) -> tuple[np.ndarray, str]:
+def _of_kind(labels: Any, label_kind: str | None) -> tuple[np.ndarray, str]:
     """Labels of an array as numbers or as classes, and that in words."""
     array = as_labels(labels)
     one_each = array.ndim == 1 or array.shape[1:] == (1,)
     floats, numbers = array.dtype.kind == "f", array.dtype.kind in REAL
-    if kind is None:
-        kind = "class" if one_each and not floats else "real"
-    if kind == "real":
+    if label_kind is None:
+        label_kind = "class" if one_each and not floats else "real"
+    if label_kind == "real":
         if not numbers:
             word = shortened(str(array.flat[0]))
-            refuse("--label-kind", kind, f"class, as {word} is no number")
+            refuse("--label-kind", label_kind, f"class, as {word} is no number")
         check_exact("label", array)
         return array.astype(np.float64), "numbers"
     if not one_each:
         expected = f"real for shape {array.shape}, or the argmax of one-hot rows"
-        refuse("--label-kind", kind, expected)
+        refuse("--label-kind", label_kind, expected)
     if floats and not np.isfinite(array).all():
-        refuse("--label-kind", f"{kind} for NaN or an infinite number", "numbers that are finite")
-    words = f"classes: {len({*array.reshape(-1).tolist()})}"
+        got = f"{label_kind} for NaN or an infinite number"
+        refuse("--label-kind", got, "numbers that are finite")
+    text = f"classes: {len({*array.reshape(-1).tolist()})}"
     if numbers:
-        words += "; as numbers: --label-kind real"
+        text += "; as numbers: --label-kind real"
     if floats:
         array = (array + 0.0).astype(str)  # no negative zeros
-    return array, words
+    return array, text

@@ -85,19 +85,19 @@ class _Selection(NamedTuple):
         return [column.name for column in self.inputs if (column.gaps & self.labelled).any()]
 
 
-def listed(part: Any, room: int = 2000) -> str:
+def listed(value: Any, room: int = 2000) -> str:
     """A part of a summary in words, without characters that a terminal would obey."""
-    if isinstance(part, dict):
-        part = [f"{listed(name)[:60]} ({listed(value)})" for name, value in part.items()]
-    if isinstance(part, list):
-        shown = [listed(item)[:160] for item in part[:MOST_WORDS]]
+    if isinstance(value, dict):
+        value = [f"{listed(name)[:60]} ({listed(about)})" for name, about in value.items()]
+    if isinstance(value, list):
+        shown = [listed(item)[:160] for item in value[:MOST_WORDS]]
         while len(shown) > 1 and len(", ".join(shown)) > room:
             shown.pop()
         text = ", ".join(shown)[: max(room, 200)]
-        if len(part) > len(shown):
-            text += f" and {len(part) - len(shown)} more"
-        part = text
-    return str(part) if str(part).isprintable() else repr(part)
+        if len(value) > len(shown):
+            text += f" and {len(value) - len(shown)} more"
+        value = text
+    return str(value) if str(value).isprintable() else repr(value)
 
 
 def shortened(cell: str) -> str:
@@ -121,7 +121,7 @@ def read_table(
         _check_name("--label", label, names, sheet)
     for name in columns or ():
         _check_name("--columns", name, names, sheet)
-    selection = _selected(sheet.columns, label, label_kind, columns, drop_missing)
+    selection = _selected(sheet.columns, label, label_kind, {*(columns or ())}, drop_missing)
     target, kept = selection.target, selection.kept
     label_kind = _label_kind(target, kept, label_kind)
     words = _coded_words(selection)
@@ -143,18 +143,18 @@ def read_table(
 
 def _check_name(option: str, name: str, names: set[str], sheet: Sheet) -> None:
     if name not in names:
-        there = [column.name for column in sheet.columns]
-        refuse(option, f"no column {shortened(name)}", f"one of {listed(there, 2 * ROOM)}")
+        in_order = [column.name for column in sheet.columns]
+        refuse(option, f"no column {shortened(name)}", f"one of {listed(in_order, 2 * ROOM)}")
 
 
 def _selected(
     columns: list[Column],
     label: str | None,
     label_kind: str | None,
-    wanted: list[str] | None,
+    chosen: set[str],
     drop_missing: str | None,
 ) -> _Selection:
-    target, chosen = _target(columns, label), {*(wanted or ())}
+    target = _target(columns, label)
     if target.name in chosen:
         expected = "others, or another --label"
         refuse("--columns", f"{shortened(target.name)}, the labels", expected)
@@ -232,34 +232,34 @@ def _coded_words(selection: _Selection) -> dict[str, list[str]]:
 def _label_kind(target: Column, kept: np.ndarray, asked: str | None) -> str:
     """What the labels are: reals, or a class by the text of the cell."""
     cells = target.cells[kept]
-    whole = all(map(_WHOLE.fullmatch, cells))
+    integers = all(map(_WHOLE.fullmatch, cells))
     numbers = any(map(_NUMBER.fullmatch, cells))
     if asked == "real" and target.values is None:
         refuse("--label-kind", asked, f"class, as {target.odd}")
     if asked is not None:
         return asked
-    ids = whole and target.values is None  # longer than float64 holds
+    ids = integers and target.values is None  # longer than float64 holds
     if target.odd and numbers and not ids:
         expected = "numbers alone, --label-kind class, or another --label"
         if target.values is not None:
             expected += ", or --label-kind real to leave such rows out"
         refuse("--label", f"{shortened(target.name)}, where {target.odd}", expected)
-    decimals = target.values is not None and numbers and not whole
+    decimals = target.values is not None and numbers and not integers
     return "real" if decimals else "class"
 
 
 def _about_labels(target: Column, kept: np.ndarray, label_kind: str) -> str:
     cells = target.cells[kept]
-    words = "numbers" if label_kind == "real" else f"classes: {len({*cells})}"
+    text = "numbers" if label_kind == "real" else f"classes: {len({*cells})}"
     if target.values is None:
-        return words
+        return text
     twins = _first_twins(cells, target.values[kept])
     if twins:
         count = "one" if label_kind == "real" else "two"
-        words += f", {shortened(twins[0])} and {shortened(twins[1])} are {count}"
+        text += f", {shortened(twins[0])} and {shortened(twins[1])} are {count}"
     if label_kind == "class":
-        words += "; as numbers: --label-kind real"
-    return words
+        text += "; as numbers: --label-kind real"
+    return text
 
 
 def _first_twins(cells: np.ndarray, values: np.ndarray) -> tuple[str, str] | None:
@@ -330,7 +330,7 @@ def read_sheet(path: str | Path, header: bool | None = None) -> Sheet:
 def _check_different(names: list[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            places = [place + 1 for place, other in enumerate(names) if other == name]
+            places = [place + 1 for place, n in enumerate(names) if n == name]
             got = f"{shortened(name)} as name of columns {listed(places)}"
             refuse("file", got, "a name for each")
 
@@ -463,17 +463,17 @@ def _column(name: str, cells: tuple[str, ...], lines: np.ndarray, commas: bool) 
     if all(word in ("true", "false") or word in GAPS for word in folded):
         values = [1.0 if word == "true" else 0.0 for word in folded]
     odd = [row for row, value in enumerate(values) if value is None and not gaps[row]]
-    beyond = [row for row in odd if "," not in cells[row] and _NUMBER.fullmatch(cells[row])]
+    too_large = [row for row in odd if "," not in cells[row] and _NUMBER.fullmatch(cells[row])]
     reason = fault = ""
     if name == _ROW_NAMES:
         fault = "the first column, without a name"
     if odd:
-        row = (beyond or odd)[0]
+        row = (too_large or odd)[0]
         reason = f"{shortened(cells[row])} in line {lines[row]} is no number"
-    if beyond:
+    if too_large:
         reason += " that float64 holds"
     texts = np.array(cells, dtype=object)
-    if beyond or _are_many(odd, len(cells) - int(gaps.sum()) - len(odd)):
+    if too_large or _are_many(odd, len(cells) - int(gaps.sum()) - len(odd)):
         fault = _fault_of_words(cells, fault, reason)
         return Column(name, texts, None, texts == "", fault, reason)
     gaps[odd] = True

@@ -1,14 +1,16 @@
 """Models from their config.json: their numbers and counts are those of the real modules."""
 
+import itertools
 import json
 import os
-import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attnmem_yours.families import TABLE, read, row_of
 from attnmem_yours.models import model_capacity
@@ -83,7 +85,7 @@ def test_the_parts_of_a_file_are_models():
         assert read(named | {"_name_or_path": no_name}).name == "gpt2"
 
 
-def test_gated_units_of_dinov2_are_two_thirds_up_to_a_multiple_of_eight():
+def test_gated_units_of_dinov2():
     def units(d):
         sizes = {"hidden_size": d, "num_hidden_layers": 1, "num_attention_heads": 2}
         sizes |= {"image_size": 4, "patch_size": 2, "use_swiglu_ffn": True}
@@ -187,7 +189,7 @@ def test_what_is_not_counted_is_refused(config, message):
         model_capacity(config)
 
 
-def test_a_part_of_an_unknown_type_says_what_it_has():
+def test_part_of_an_unknown_type_is_refused():
     inner = {"model_type": "qwen9_moe_text", "num_experts": 128}
     for part in ("", "text_config"):
         with pytest.raises(ValueError, match=r"_moe(_text)?', with experts; ex") as error:
@@ -208,7 +210,7 @@ def test_classes_and_quantized_numbers_are_told():
     assert packed.matter == model_capacity(llama).matter
 
 
-def test_a_part_that_is_not_there_is_refused():
+def test_part_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="part: got 'x'; expected 'text_config' or 'vision_conf"):
         read(PUBLIC["llava-1.5-7b"]["config"], "x")
     with pytest.raises(ValueError, match="part: got 'text_config'; expected no part, of this f"):
@@ -219,9 +221,9 @@ BAD = ["12", -1, True, 10**30, 0, None, 1.5, [], {}, {"a": 1}, float("nan"), flo
 
 
 @pytest.mark.parametrize("kind", TABLE["family"])
-def test_no_file_breaks_the_reader(kind):
+def test_no_setting_breaks_the_reader(kind):
     """Each field that some row reads, with values of all kinds, one and three at a time."""
-    row, draw = row_of(kind), random.Random(0)
+    row = row_of(kind)
     sizes = {"width": 12, "heads": 6, "groups": 6, "layers": 2, "inner": 12, "vocab": 9}
     sizes |= {"places": 8, "share": 1}
     good = {row[x]: size for x, size in sizes.items() if isinstance(row[x], str)}
@@ -232,16 +234,50 @@ def test_no_file_breaks_the_reader(kind):
     fields = {x for x in row.values() if isinstance(x, str) and x}
     fields |= {"rope_parameters", "attn_config", *row["absent"], *row["only"], *TABLE["watched"]}
     fields |= {field for field, *_ in row["if"]}
-    cases = [{field: bad} for field in sorted(fields) for bad in BAD]
-    cases += [{x: draw.choice(BAD) for x in draw.sample(sorted(fields), 3)} for _ in range(100)]
-    for case in cases:
-        said = "x: got nothing"
-        try:
-            list(read(good | case).parts(None))
-        except ValueError as error:
-            said = str(error)
-        assert ": got " in said[:90], case
-        assert len(said) < 1500, case
+    fields = sorted(fields)
+    for field, bad in itertools.product(fields, BAD):
+        check_read(good | {field: bad})
+
+    @given(st.dictionaries(st.sampled_from(fields), st.sampled_from(BAD), min_size=3, max_size=3))
+    @settings(max_examples=30)
+    def several(settings):
+        check_read(good | settings)
+
+    several()
+
+
+def check_read(config):
+    try:
+        list(read(config).parts(None))
+    except ValueError as error:
+        refusal = str(error)
+        if ": got " not in refusal[:90] or len(refusal) >= 1500:
+            raise
+
+
+BAD_ROWS = [
+    ({"like": "lama"}, r"like: got 'lama'; expected a family whose row stands above .* llama"),
+    ({"like": "new"}, "like: got 'new'"),
+    ({"widht": "d_model"}, r"widht: got 'd_model'; expected a field of \[default\], .*width"),
+    ({"width": True}, "width: got True; expected the name of a field of the config, a number"),
+    ({"norm": "rmsnorm"}, "norm: got 'rmsnorm'; expected 'rms' or 'layer'"),
+    ({"place": "before"}, "place: got 'before'; expected 'pre' or 'post' or 'out' or 'both'"),
+    ({"bias": "qx"}, "bias: got 'qx'; expected letters of 'qkvo'"),
+    ({"bias": True}, "bias: got True; expected letters of 'qkvo'"),
+    ({"gated": "no"}, "gated: got 'no'; expected true or false"),
+    ({"norms": "2"}, "norms: got '2'; expected an integer"),
+    ({"absent": [3]}, r"absent: got \[3\]; expected a table"),
+    ({"only": {"bias": False}}, "only.bias: got False; expected a list"),
+    ({"if": [["bias", True]]}, r"if: got \['bias', True\]; expected \[field of the config, value"),
+    ({"if": [["bias", True, {"biass": "q"}]]}, "if.biass: got 'q'; expected a field of"),
+]
+
+
+@pytest.mark.parametrize(("row", "refusal"), BAD_ROWS)
+def test_mistake_in_a_row_is_refused(row, refusal, monkeypatch):
+    monkeypatch.setitem(TABLE["family"], "new", row)
+    with pytest.raises(ValueError, match=rf"^families.toml, family.new.{refusal}"):
+        row_of("new")
 
 
 # --- the real modules -----------------------------------------------------------------------------

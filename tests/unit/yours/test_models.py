@@ -3,7 +3,6 @@
 import codecs
 import contextlib
 import json
-import random
 import re
 import shutil
 from pathlib import Path
@@ -12,12 +11,14 @@ import datasets
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from attnmem.features import corpora
 from attnmem.features.encoders import trained_encoder
-from attnmem_yours import ModelCapacity, capacity, model_capacity, saved_layer
 from attnmem_yours import __main__ as cli
+from attnmem_yours import capacity, model_capacity, saved_layer
 
 pytestmark = pytest.mark.usefixtures("no_hub")
 
@@ -54,7 +55,7 @@ def refused(call, path):
 
 
 @pytest.mark.parametrize("whole", [GPT2, BERT, QWEN], ids=lambda whole: whole["model_type"])
-def test_junk_in_a_configuration_is_refused_by_its_name(whole, tmp_path, capsys):
+def test_junk_in_a_configuration_is_refused(whole, tmp_path, capsys):
     for key in whole:
         unsaid = {name: value for name, value in whole.items() if name != key}
         for junk in JUNK:
@@ -70,19 +71,29 @@ def test_junk_in_a_configuration_is_refused_by_its_name(whole, tmp_path, capsys)
     assert said.count("\n") == 1
 
 
-def test_a_damaged_configuration_gives_counts_or_is_refused_with_its_file(tmp_path):
-    rng, contents = random.Random(0), json.dumps(QWEN).encode()
-    outcomes = set()
-    for _ in range(200):
-        damaged = bytearray(contents)
-        for _ in range(rng.randint(1, 3)):
-            damaged[rng.randrange(len(damaged))] = rng.choice(b'0123456789.-e"{}[]:, \\\xff')
-        path = write(tmp_path, bytes(damaged[: rng.choice([None, None, rng.randrange(130)])]))
-        try:
-            outcomes.add(type(model_capacity(path)))
-        except ValueError:
-            outcomes.add(type(refused(model_capacity, path)))
-    assert outcomes == {ModelCapacity, str}
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return tmp_path_factory.mktemp("model") / "config.json"
+
+
+CONTENTS = json.dumps(QWEN).encode()
+PLACES = st.integers(0, len(CONTENTS) - 1)
+CHARACTERS = st.sampled_from(b'0123456789.-e"{}[]:, \\\xff')
+
+
+@given(
+    changes=st.lists(st.tuples(PLACES, CHARACTERS), min_size=1, max_size=3),
+    end=st.one_of(st.none(), PLACES),
+)
+def test_damaged_configuration_is_counted_or_refused(config, changes, end):
+    damaged = bytearray(CONTENTS)
+    for place, character in changes:
+        damaged[place] = character
+    config.write_bytes(damaged[:end])
+    try:
+        assert model_capacity(config).matter > 0
+    except ValueError:
+        refused(model_capacity, config)
 
 
 NO_CONFIGURATION = {
@@ -105,7 +116,7 @@ NO_CONFIGURATION = {
 
 
 @pytest.mark.parametrize(("contents", "said"), NO_CONFIGURATION.items(), ids=range(13))
-def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path, capsys):
+def test_no_configuration_is_refused(contents, said, tmp_path, capsys):
     path = write(tmp_path, contents)
     assert said in refused(model_capacity, path)
     assert cli.main(["capacity", str(path)]) == 1
@@ -116,7 +127,7 @@ def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path,
 
 
 @pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
-def test_a_folder_or_a_byte_order_mark_is_no_fault(mark, tmp_path, capsys):
+def test_folder_or_byte_order_mark(mark, tmp_path, capsys):
     path = write(tmp_path, mark + json.dumps(GPT2).encode())
     wanted = model_capacity(GPT2)
     assert all(model_capacity(each) == wanted for each in (path, tmp_path, str(tmp_path)))
@@ -138,7 +149,7 @@ OTHER_LAYERS = [
 
 
 @pytest.mark.parametrize(("whole", "key", "value"), OTHER_LAYERS)
-def test_what_changes_the_layer_is_refused(whole, key, value):
+def test_setting_that_changes_the_layer_is_refused(whole, key, value):
     if "is_decoder" not in whole:
         assert model_capacity(whole).matter > 0
     with pytest.raises(ValueError, match="is_decoder|" + key) as error:
@@ -146,7 +157,7 @@ def test_what_changes_the_layer_is_refused(whole, key, value):
     assert "by hand: capacity --heads" in str(error.value)
 
 
-def test_biases_of_a_configuration_are_those_of_the_model():
+def test_biases_are_those_of_the_model():
     """They belong to maps of 16 and 4 to 8 and 4 numbers."""
     llama = QWEN | {"model_type": "llama"}
 
@@ -162,7 +173,7 @@ def test_biases_of_a_configuration_are_those_of_the_model():
     assert model_capacity(gptj).layer is None, "a LayerNorm's bias before maps without one"
 
 
-def test_arguments_that_are_refused_are_not_laid_to_the_file(tmp_path):
+def test_refused_argument_is_not_laid_to_the_file(tmp_path):
     path = write(tmp_path, GPT2 | {"_name_or_path": "\x1b[2J"})
     assert model_capacity(path).model.name == "gpt2", "no control codes on a terminal"
     for name, wrong in {"adapter": 0, "adapted": "mlp", "outputs": 0}.items():
@@ -174,39 +185,53 @@ LORA = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": "base"}
 LORA |= {"target_modules": ["v_proj", "q_proj"]}
 
 
-def test_an_adapter_counts_for_its_base_model_or_says_what_it_lacks(tmp_path):
+@pytest.fixture
+def adapter(tmp_path):
+    """A folder with an adapter and its base model."""
     (tmp_path / "base").mkdir()
     write(tmp_path / "base", QWEN)
-    path = tmp_path / "adapter_config.json"
-    path.write_text(json.dumps(LORA))
-    found = model_capacity(tmp_path)
-    assert found == model_capacity(QWEN, adapter=2, adapted="qv")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(LORA))
+    return tmp_path
+
+
+def test_adapter_counts_for_its_base_model(adapter):
+    counts = model_capacity(adapter)
+    assert counts == model_capacity(QWEN, adapter=2, adapted="qv")
     # Of rank 2 are changes of 16 x 8 numbers for queries, and of 16 x 2 in each of two groups.
-    assert found.parameters == 2 * (2 * (16 + 8) + 2 * (16 + 4))
-    assert found.matter == 2 * (2 * (16 + 8 - 2) + 2 * (16 + 4 - 2))
-    assert "numbers, adapters of qv alone" in str(found)
-    assert model_capacity(QWEN, adapter=2, adapted="vqq") == found
-    # Behind a LayerNorm maps read 12 numbers if it has a bias, and else only 11.
+    assert counts.parameters == 2 * (2 * (16 + 8) + 2 * (16 + 4))
+    assert counts.matter == 2 * (2 * (16 + 8 - 2) + 2 * (16 + 4 - 2))
+    assert "numbers, adapters of qv alone" in str(counts)
+    assert model_capacity(QWEN, adapter=2, adapted="vqq") == counts
+    with pytest.raises(ValueError, match="adapter: got 4; expected none beside an adapter's fol"):
+        model_capacity(adapter, adapter=4)
+
+
+def test_adapter_behind_a_layer_norm():
+    """Maps read 12 numbers if the norm has a bias, and else only d - 1."""
     assert model_capacity(GPT2, adapter=2).matter == 2 * 2 * 2 * (12 + 12 - 2)
     olmo = QWEN | {"model_type": "olmo", "num_key_value_heads": 4}
     assert model_capacity(olmo, adapter=2).matter == 2 * 2 * 2 * (15 + 8 - 2)
-    with pytest.raises(ValueError, match="adapter: got 4; expected none beside an adapter's fol"):
-        model_capacity(tmp_path, adapter=4)
-    for wrong, said in {
-        "r": (0, "r: got 0; expected an integer"),
-        "target_modules": (["c_attn"], r"target_modules: got \['c_attn'\]; expected maps of att"),
-        "use_dora": (True, "use_dora: got True; expected None, as other adapters"),
-        "bias": ("all", "bias: got 'all'; expected none"),
-        "peft_type": ("LOHA", "peft_type: got 'LOHA'; expected LORA"),
-        "base_model_name_or_path": (".", "its folder here, or capacity FOLDER --adapter 2 --adap"),
-    }.items():
-        path.write_text(json.dumps(LORA | {wrong: said[0]}))
-        with pytest.raises(ValueError, match=said[1]):
-            model_capacity(tmp_path)
-    for wrong in ([["q"]], "all-linear", [], None):
-        path.write_text(json.dumps(LORA | {"target_modules": wrong}))
-        with pytest.raises(ValueError, match="target_modules: got "):
-            model_capacity(tmp_path)
+
+
+OTHER_ADAPTERS = [
+    ("r", 0, "r: got 0; expected an integer"),
+    ("target_modules", ["c_attn"], r"target_modules: got \['c_attn'\]; expected maps of att"),
+    ("target_modules", [["q"]], "target_modules: got "),
+    ("target_modules", "all-linear", "target_modules: got 'all-linear'"),
+    ("target_modules", [], "target_modules: got "),
+    ("target_modules", None, "target_modules: got None"),
+    ("use_dora", True, "use_dora: got True; expected None, as other adapters"),
+    ("bias", "all", "bias: got 'all'; expected none"),
+    ("peft_type", "LOHA", "peft_type: got 'LOHA'; expected LORA"),
+    ("base_model_name_or_path", ".", "its folder here, or capacity FOLDER --adapter 2 --adap"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "refusal"), OTHER_ADAPTERS)
+def test_other_adapter_is_refused(adapter, field, value, refusal):
+    (adapter / "adapter_config.json").write_text(json.dumps(LORA | {field: value}))
+    with pytest.raises(ValueError, match=refusal):
+        model_capacity(adapter)
 
 
 SIZES = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "vocab_size": 9}
@@ -250,7 +275,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("settings", "said"), FAULTS)
-def test_a_saved_model_with_faults_is_refused_by_name(settings, said, model):
+def test_saved_model_with_faults_is_refused(settings, said, model):
     changed(model, **settings)
     with pytest.raises(ValueError, match=r"\A" + re.escape(said.format(model))) as error:
         saved_layer(model)
@@ -258,14 +283,14 @@ def test_a_saved_model_with_faults_is_refused_by_name(settings, said, model):
 
 
 @pytest.mark.parametrize("contents", [b"", b"[]", b"3", b"{,}", b"\xff\xfe\x00", b"[" * 100_000])
-def test_a_folder_without_a_configuration_is_refused(contents, model):
+def test_folder_without_configuration_is_refused(contents, model):
     (model / "config.json").write_bytes(contents)
     for read in (saved_layer, trained_encoder):
         with pytest.raises(ValueError, match=r"\Asource: "):
             read(str(model))
 
 
-def test_weights_of_a_saved_model_are_whole_finite_and_no_pickle(model):
+def test_damaged_weights_of_a_model_are_refused(model):
     path = model / "model.safetensors"
     contents, tensors = path.read_bytes(), load_file(path)
     name = "encoder.layer.0.attention.self.query.weight"
@@ -284,7 +309,7 @@ def test_weights_of_a_saved_model_are_whole_finite_and_no_pickle(model):
         saved_layer(model)
 
 
-def test_a_file_that_a_saved_model_lacks_is_named(tmp_path):
+def test_missing_shard_of_a_saved_model_is_named(tmp_path):
     """One of several over which its weights are spread."""
     model = transformers.BertModel(transformers.BertConfig(**SIZES))
     model.save_pretrained(tmp_path, max_shard_size="2KB")
@@ -304,9 +329,7 @@ class Words(PreTrainedTokenizerFast): pass
 
 
 @pytest.mark.parametrize("kind", ["bert", "unheard-of"])
-def test_code_of_a_strangers_model_is_not_run(
-    kind, model, monkeypatch, tmp_path, save_words, save_data
-):
+def test_code_of_a_model_is_not_run(kind, model, monkeypatch, tmp_path, save_words, save_data):
     mark = tmp_path / "was-run"
     own = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
     own["AutoTokenizer"] = [None, "own.Words"]
@@ -339,3 +362,40 @@ def test_data_sets_are_asked_for_without_their_code(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert not [*corpora.published_images("some/images", 3)]
+
+
+def call(capsys, *words):
+    status = cli.main(["capacity", *map(str, words)])
+    out, error = capsys.readouterr()
+    return status, out + error
+
+
+def test_command_reports_a_layer(capsys):
+    sizes = ("--heads", 32, "--dim", 4096, "--head-dim", 128, "--kv-heads", 8, "--rope", "--bias")
+    status, said = call(capsys, *sizes)
+    assert (status, "21,106,689 matter for one output" in said) == (0, True)
+    assert (
+        "proved from above; with shared keys and values, rotary positions (from 3 tokens on)"
+        in " ".join(said.split())
+    )
+
+
+WRONG_WORDS = {
+    "": "--dim: got nothing; expected --heads and --dim, or a model's folder",
+    "--dim 32": "--heads: got nothing; expected --heads and --dim",
+    "--heads 0 --dim 32": "heads: got 0",
+    "--heads 1 --dim 2 --norm": "dim: got 2; expected an integer of at least 3",
+    "--heads 2 --dim 4 --bias x": "bias: got 'x'",
+    "--heads 2 --dim 4 --head-dim 6 --rope": "head_dim: got 6",
+    "{}": "{}/config.json cannot be read as a model that is counted: model_type",
+    "{} --dim 32": "--dim: got 32; expected no sizes beside a model",
+    "--part text_config": "--part: got text_config; expected a model's folder before",
+}
+
+
+@pytest.mark.parametrize("words", WRONG_WORDS)
+def test_command_says_what_is_wrong(tmp_path, capsys, words):
+    write(tmp_path, {"model_type": "mamba"})
+    status, error = call(capsys, *words.format(tmp_path).split())
+    assert status == 1
+    assert error.startswith(WRONG_WORDS[words].format(tmp_path))

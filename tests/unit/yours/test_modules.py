@@ -1,7 +1,6 @@
-"""Your own layer: torch modules give the same outputs, and counts are ranks of Jacobians."""
+"""Layers of torch and transformers have the same outputs in the book's letters, and back."""
 
 import dataclasses
-import random
 from functools import partial
 
 import pytest
@@ -9,9 +8,7 @@ import torch
 from torch import nn
 
 from attnmem import mha, random_mha
-from attnmem.core import bounds
-from attnmem_yours import __main__ as cli
-from attnmem_yours import capacity, from_torch, memorize, saved_layer, to_torch
+from attnmem_yours import from_torch, memorize, saved_layer, to_torch
 
 PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 
@@ -24,7 +21,7 @@ def normal(*shape, seed=0, dtype=torch.float64):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("widths", [(None, None), (5, 7), (17, 12), (12, 7)])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_a_torch_layer_gives_the_same_outputs(dtype, tolerance, bias, widths, batch_first):
+def test_torch_layer_has_the_same_outputs(dtype, tolerance, bias, widths, batch_first):
     """Of examples with contexts of their own, and of one whose axes have no batch."""
     kind = {"bias": bias, "kdim": widths[0], "vdim": widths[1], "batch_first": batch_first}
     module = nn.MultiheadAttention(12, 3, dtype=dtype, **kind)
@@ -84,7 +81,7 @@ def first(out):
 
 @pytest.mark.parametrize("name", ["Bert", "ViT", "GPT2"])
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
-def test_a_layer_of_transformers_gives_the_same_outputs(name, dtype, tolerance, tmp_path):
+def test_transformers_layer_has_the_same_outputs(name, dtype, tolerance, tmp_path):
     layer, x = transformer(name, tmp_path).to(dtype), normal(5, 4, 24, dtype=dtype)
     taken = from_torch(layer)
     found = mha(taken.weights, taken.contexts(x), taken.queries(x)[:, -1]) + taken.bias
@@ -94,7 +91,7 @@ def test_a_layer_of_transformers_gives_the_same_outputs(name, dtype, tolerance, 
 
 
 @pytest.mark.parametrize("name", ["Bert", "ViT", "GPT2"])
-def test_a_block_of_a_saved_model_reads_the_tokens_that_come_to_it(name, tmp_path):
+def test_saved_layer_reads_the_tokens_of_its_block(name, tmp_path):
     layer = transformer(name, tmp_path, num_hidden_layers=3)  # the last of three
     saved = saved_layer(tmp_path, 1, dtype=torch.float64)
     assert saved.encoder.depth == 2
@@ -116,46 +113,19 @@ def test_a_block_of_a_saved_model_reads_the_tokens_that_come_to_it(name, tmp_pat
         saved_layer(tmp_path, 3)
 
 
-def test_the_layer_of_the_book_has_its_ceiling_and_floor_and_several_have_a_ceiling():
-    found = capacity(5, 7, 3)
-    assert found.one_output == bounds.own_context_ceiling(5, 3, 7)
-    assert found.floor == bounds.own_context_floor(5, 3, 7)
-    assert found.proved.startswith("one output: proved")
-    for other in ({"bias": "o"}, {"norm": True}, {"rope": 1.0, "head_dim": 4}, {"adapter": 1}):
-        assert capacity(**{"heads": 5, "dim": 7, "head_dim": 3} | other).proved.startswith(
-            "proved from above; with"
-        )
-    counted = capacity(4, 8, 2, value_dim=3, layers=3)
-    assert counted.deep == bounds.deep_ceiling([4, 4, 4], 2, 3, 8)
-    assert f"{counted.deep:,} matter for one output of 3 such layers" in str(counted)
-    assert "with skip connections and a read-out, unlike above" in str(counted)
-    assert capacity(4, 8, 2).deep is None
-    signs = f"{2 * found.floor:,} signs (two classes): at least half of all choices of so many"
-    assert signs in str(found)
-    assert "signs" not in str(capacity(4, 8, 2, adapter=1)), "no floor is known"
-    assert capacity(10**9, 8, 8).floor <= capacity(10**9, 8, 8).one_output, "at once"
-    with pytest.raises(ValueError, match=r"layers: got 1000000000; expected .* 10000$"):
-        capacity(4, 8, 2, layers=10**9)
-    with pytest.raises(ValueError, match="layers: got 2; expected 1 for this kind"):
-        capacity(4, 8, 2, bias="o", layers=2)
+@pytest.mark.parametrize(
+    "scale", [{"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}]
+)
+def test_gpt2_with_other_scales_is_refused(scale, tmp_path):
+    with pytest.raises(ValueError, match=r"^module: got cross-attention or other scales"):
+        from_torch(transformer("GPT2", tmp_path, **scale))
 
 
-def test_other_layers_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"module: got torch\.Linear; expected one of torch\.Mul"):
-        from_torch(nn.Linear(2, 2))
-    for other in ({"add_bias_kv": True}, {"add_zero_attn": True}):
-        with pytest.raises(ValueError, match="module: got add_bias_kv or add_zero_attn"):
-            from_torch(nn.MultiheadAttention(4, 2, **other))
-    for scale in ({"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}):
-        with pytest.raises(ValueError, match="module: got cross-attention or other scales"):
-            from_torch(transformer("GPT2", tmp_path, **scale))
+def test_values_other_than_keys_are_refused():
     taken, k = from_torch(nn.MultiheadAttention(4, 2)), normal(1, 2, 4)
     assert torch.equal(taken.contexts(k, k.clone()), taken.contexts(k)), "an equal copy"
-    with pytest.raises(ValueError, match="value: got other values"):
+    with pytest.raises(ValueError, match=r"^value: got other values"):
         taken.contexts(k, normal(1, 2, 4, seed=1))
-    weights = random_mha(2, 4, 2, seed=0)
-    with pytest.raises(ValueError, match="weights: got 1 run axes"):
-        to_torch(type(weights)(*(W[None] for W in weights)))
 
 
 class Softer(nn.MultiheadAttention):
@@ -172,6 +142,9 @@ def spectral(layer):
 
 LAYER = partial(nn.MultiheadAttention, 4, 2)
 WRONG = [
+    (lambda: nn.Linear(2, 2), r"got torch\.Linear; expected one of torch\.Mul"),
+    (lambda: LAYER(add_bias_kv=True), "got add_bias_kv or add_zero_attn"),
+    (lambda: LAYER(add_zero_attn=True), "got add_bias_kv or add_zero_attn"),
     (lambda: Softer(4, 2), r"got Softer, a subclass, which may attend in another way; expected on"),
     (lambda: NAMESAKE(4, 2), "got MultiheadAttention, a subclass"),  # as torch has some
     (lambda: spectral(LAYER()), "got ParametrizedMultiheadAttention, a subclass"),
@@ -187,12 +160,12 @@ WRONG = [
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # which torch.compile calls
 @pytest.mark.parametrize(("make", "said"), WRONG)
-def test_what_would_give_other_outputs_is_refused_with_a_remedy(make, said):
+def test_layer_with_other_outputs_is_refused(make, said):
     with pytest.raises(ValueError, match=rf"^module.*{said}"):
         from_torch(make())
 
 
-def test_numbers_that_are_not_finite_are_refused_with_their_names():
+def test_numbers_that_are_not_finite_are_refused():
     assert from_torch(LAYER(dropout=0.1).eval()).weights.W_Q.dtype == torch.float32
     layer = LAYER()
     layer.out_proj.weight.data[1, 2] = torch.nan
@@ -211,7 +184,7 @@ class Wrapped(nn.Module):
     bias = property(lambda self: self.base_layer.bias)
 
 
-def test_adapters_and_dropout_of_a_model_are_refused(tmp_path):
+def test_adapters_and_dropout_are_refused(tmp_path):
     layer = transformer("Bert", tmp_path)
     with pytest.raises(ValueError, match=r"^module: got dropout"):
         from_torch(layer.train())
@@ -225,7 +198,7 @@ def test_adapters_and_dropout_of_a_model_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("heads", [3, 4])
-def test_weights_become_torch_layers_that_take_masks_as_torch_does(heads):
+def test_to_torch_takes_masks_as_torch_does(heads):
     """Three heads of width 2 become torch's own layer; four, the module of this library."""
     weights = random_mha(heads, 6, 2, seed=0, value_dim=2)
     weights = weights._replace(W_O=normal(heads * 2, 6), W_D=torch.eye(6, dtype=torch.float64))
@@ -265,7 +238,7 @@ def test_weights_become_torch_layers_that_take_masks_as_torch_does(heads):
             layer(x, x, is_causal=True)
 
 
-def test_a_layer_of_other_widths_stands_where_torchs_own_does():
+def test_to_torch_of_other_widths_in_an_encoder():
     """In all calls, and in torch's encoder layer, in training and not."""
     weights, eye = random_mha(3, 6, 2, seed=0, value_dim=2), torch.eye(6, dtype=torch.float64)
     weights = weights._replace(W_O=normal(6, 6), W_D=eye)
@@ -312,7 +285,7 @@ def test_a_layer_of_other_widths_stands_where_torchs_own_does():
 
 @pytest.mark.parametrize("widths", [(None, None), (5, 7)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_edited_weights_go_back_into_their_layer(bias, widths):
+def test_into_layer_of_torch(bias, widths):
     kind = {"kdim": widths[0], "vdim": widths[1], "bias": bias, "batch_first": True}
     module = nn.MultiheadAttention(12, 3, dtype=torch.float64, **kind)
     for seed, parameter in enumerate(module.parameters()):
@@ -345,7 +318,7 @@ def test_edited_weights_go_back_into_their_layer(bias, widths):
 
 
 @pytest.mark.parametrize("kind", ["Bert", "ViT", "GPT2"])
-def test_edited_weights_go_back_into_a_model(kind, tmp_path):
+def test_into_layer_of_transformers(kind, tmp_path):
     layer = transformer(kind, tmp_path).eval()
     taken = from_torch(layer)
     weights = taken.weights._replace(W_V=3 * taken.weights.W_V)
@@ -379,186 +352,24 @@ def test_values_apart_from_keys_and_half_precision():
             assert torch.equal(W, there)
 
 
-def test_what_is_no_layer_of_one_precision_becomes_no_module():
+OTHER_WEIGHTS = [
+    (lambda weights: [from_torch(LAYER())], "weights: got FromTorch"),
+    (lambda weights: [weights._replace(W_V=weights.W_V.float())], "weights.W_V: got torch.float32"),
+    (lambda weights: [weights, normal(2)], "bias: got d_out = 2"),
+    (lambda weights: [type(weights)(*(W[None] for W in weights))], "weights: got 1 run axes"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "refusal"), OTHER_WEIGHTS)
+def test_to_torch_refuses_other_weights(arguments, refusal):
     weights = random_mha(2, 6, 3, seed=0, value_dim=3)
-    for given, said in (
-        ((from_torch(LAYER()),), "weights: got FromTorch; expected MHAWeights"),
-        ((weights._replace(W_V=weights.W_V.float()),), "weights.W_V: got torch.float32"),
-        ((weights, normal(2)), "bias: got d_out = 2"),
-    ):
-        with pytest.raises(ValueError, match=f"^{said}"):
-            to_torch(*given)
+    with pytest.raises(ValueError, match=f"^{refusal}"):
+        to_torch(*arguments(weights))
 
 
-def test_other_widths_than_those_memorized_are_refused():
+def test_predict_refuses_other_widths():
     E, e = normal(3, 2, 4), normal(3, 4, seed=1)
     found = memorize(E, e, [1.0, 2.0, 3.0], heads=2, head_dim=2)
     assert len(found.predict(E, e)) == 3
     with pytest.raises(ValueError, match=r"^contexts: got shape \(3, 2, 5\); expected 4 along"):
         found.predict(normal(3, 2, 5), normal(3, 5))
-
-
-def outputs(x, maps, angles, norm):
-    """One attention layer, plainly: the last token asks."""
-    Q, K, V, W, q, k, v, total = maps
-    if norm:
-        x = x - x.mean(-1, keepdim=True)
-        x = x / x.square().mean(-1, keepdim=True).sqrt() * torch.linspace(1, 2, x.shape[-1])
-        x = x + torch.linspace(-1, 2, x.shape[-1]) * (q.any() and k.any() and v.any())
-    for h in range(len(Q)):
-        g = h * len(K) // len(Q)
-        keys = x @ K[g] + k[g]
-        if any(angles):
-            turn = (len(x) - 1 - torch.arange(len(x)))[:, None] * torch.tensor(angles)
-            even, odd = keys[:, ::2], keys[:, 1::2]
-            pairs = [even * turn.cos() - odd * turn.sin(), even * turn.sin() + odd * turn.cos()]
-            keys = torch.stack(pairs, -1).flatten(-2)
-        total = total + (keys @ (x[-1] @ Q[h] + q[h])).softmax(0) @ (x @ V[g] + v[g]) @ W[h]
-    return total
-
-
-def draw(layer):
-    """Sizes of a layer to its maps and biases, at random."""
-    heads, dim, head_dim = (layer[name] for name in ("heads", "dim", "head_dim"))
-    groups, d_v, o = layer["kv_heads"], layer["value_dim"], layer["outputs"]
-    shapes = [(heads, dim, head_dim), (groups, dim, head_dim), (groups, dim, d_v), (heads, d_v, o)]
-    shapes += [(heads, head_dim), (groups, head_dim), (groups, d_v), (o,)]
-    maps = [normal(*shape, seed=i) for i, shape in enumerate(shapes)]
-    biases = [b if k in layer["bias"] else 0 * b for k, b in zip("qkvo", maps[4:], strict=True)]
-    return [*maps[:4], *biases]
-
-
-def jacobian_rank(layer, maps, context=3):
-    """The rank of the derivative of the outputs in all weights, or in those of adapters."""
-    moved = [0, 1, 2, 3, *(4 + "qkvo".index(letter) for letter in layer["bias"])]
-    start, rank = [maps[i] for i in moved], layer.get("adapter")
-    d_h = layer["head_dim"]  # each pair of coordinates that is turned has an angle of its own
-    angles = [0.9 / (1 + i) if 2 * i < layer["rope"] * d_h else 0.0 for i in range(d_h // 2)]
-    if rank:
-        moved = ["qkvo".index(letter) for letter in layer["adapted"]]
-        o = maps[3].shape[-1]
-        wide = [(len(W[0]), len(W) * W.shape[2]) for W in maps[:3]] + [(maps[3].numel() // o, o)]
-        start = [normal(wide[i][0], rank, seed=20 + i) for i in moved]
-        start += [normal(rank, wide[i][1], seed=30 + i) for i in moved]
-
-    def at(x, *parts):
-        now = list(maps)
-        for j, i in enumerate(moved):
-            now[i] = parts[j]
-            if rank:
-                low = parts[j] @ parts[j + len(moved)]  # one matrix beside those of all heads
-                low = low.unflatten(1, (len(maps[i]), -1)).transpose(0, 1) if i < 3 else low
-                now[i] = maps[i] + low.reshape(maps[i].shape)
-        return outputs(x, now, angles, layer["norm"])
-
-    T = sum(part.numel() for part in start) + 9
-    jacobian = torch.func.jacrev(at, argnums=tuple(range(1, 1 + len(start))))
-    x = normal(T, context, maps[0].shape[1], seed=50)
-    parts = torch.func.vmap(lambda tokens: jacobian(tokens, *start))(x)
-    J = torch.cat([part.flatten(0, 1).flatten(1) for part in parts], dim=1)
-    scale = J.norm(dim=0)
-    values = torch.linalg.svdvals((J / scale)[:, scale > 1e-12 * scale.max()])
-    return int((values > 1e-10 * values[0]).sum())
-
-
-def random_layer(seed, **chosen):
-    """Sizes of a small layer of any kind, within what the reports say is compared."""
-    rng = random.Random(seed)
-    groups, each = rng.choice([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1)])
-    dim, head_dim = rng.choice([3, 4]), rng.choice([1, 2, 2, 3, 4, 5])
-    layer = {"heads": groups * each, "kv_heads": groups, "dim": dim, "head_dim": head_dim}
-    layer |= {"value_dim": rng.randint(1, 5), "outputs": rng.choice([1, 2, 7])}
-    layer |= {"norm": rng.random() < 0.3, "bias": "".join(x for x in "qkvo" if rng.random() < 0.4)}
-    turns = head_dim % 2 == 0 and head_dim <= dim - layer["norm"] and rng.random() < 0.7
-    return layer | {"rope": rng.choice([1.0, 2 / head_dim]) if turns else 0.0} | chosen
-
-
-@pytest.mark.parametrize("chosen", [{}, {"value_dim": 5, "outputs": 7, "bias": "v"}])
-@pytest.mark.parametrize("seed", range(40))
-def test_the_count_is_the_rank_of_the_jacobian(seed, chosen):
-    layer = random_layer(seed, **chosen)
-    found = capacity(**layer)
-    assert found.effective == jacobian_rank(layer, draw(layer))
-    assert found.one_output == capacity(**layer | {"outputs": 1}).effective
-
-
-def test_two_tokens_show_less_of_rotary_positions_in_wide_heads():
-    layer = random_layer(0, heads=2, kv_heads=2, dim=4, head_dim=4, norm=False, rope=1.0, bias="")
-    layer |= {"value_dim": 2, "outputs": 1}
-    ranks = [jacobian_rank(layer, draw(layer), context=n) for n in (2, 3)]
-    assert ranks[0] < ranks[1] == capacity(**layer).effective
-
-
-@pytest.mark.parametrize("adapted", ["q", "k", "v", "o", "qv", "ko", "qk", "vo"])
-@pytest.mark.parametrize("seed", range(15))
-def test_the_count_of_adapters_is_the_rank_or_above_it(seed, adapted):
-    layer = random_layer(seed, adapter=1 + seed % 3, adapted=adapted)
-    found, rank = capacity(**layer), jacobian_rank(layer, draw(layer))
-    assert found.effective >= rank
-    assert found.effective == rank or found.proved.startswith("upper bounds")
-    assert found.floor is None
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_the_floor_is_the_rank_where_groups_of_heads_cancel(seed):
-    """Heads of a group have one logit matrix, and values whose sum is zero."""
-    layer = random_layer(seed, outputs=1)
-    heads, groups, m = layer["heads"], layer["kv_heads"], layer["dim"] - layer["norm"]
-    each, maps, first = heads // groups, draw(layer), 0
-    sizes = [2] * (groups // 2) + [1] * (groups % 2)
-    if each == 1 and not layer["rope"]:
-        sizes = bounds.best_groups(heads, m, m, min(layer["head_dim"], m))
-    for size in sizes:
-        for i, wide in ((0, each), (1, 1), (3, each), (4, each), (5, 1)):
-            of_group = maps[i][first * wide : (first + size) * wide].unflatten(0, (size, wide))
-            of_group[:] = of_group[0].clone()
-        for i in (2, 6):
-            maps[i][first : first + size] -= maps[i][first : first + size].mean(0)
-        first += size
-    maps[7].zero_()
-    found = capacity(**layer)
-    assert (found.floor is None) == (groups == 1 and (heads > 1 or layer["rope"] > 0))
-    assert (found.floor or 0) <= jacobian_rank(layer, maps)
-    if found.floor and groups % 2 == 0 and not layer["bias"]:
-        assert found.floor == jacobian_rank(layer, maps)
-
-
-def test_well_known_layers_have_their_counts():
-    found = capacity(12, 768, bias="qkvo", norm=True)
-    counts = (found.parameters, found.effective, found.one_output, found.floor)
-    assert counts == (2362368, 2260224, 1138933, 1032127), "GPT-2"
-    found = capacity(28, 3584, kv_heads=4, rope=True, bias="qkv")
-    counts = (found.parameters, found.effective, found.one_output, found.floor)
-    assert counts == (29364736, 29298688, 14784001, 7392001), "Qwen 2"
-
-
-def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
-    def call(*words):
-        status = cli.main(["capacity", *(str(word) for word in words)])
-        out, err = capsys.readouterr()
-        return status, out + err
-
-    sizes = ("--heads", 32, "--dim", 4096, "--head-dim", 128, "--kv-heads", 8, "--rope", "--bias")
-    status, said = call(*sizes)
-    assert (status, "21,106,689 matter for one output" in said) == (0, True)
-    assert (
-        "proved from above; with shared keys and values, rotary positions (from 3 tokens on)"
-        in " ".join(said.split())
-    )
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    for words, message in (
-        ((), "--dim: got nothing; expected --heads and --dim, or a model's folder"),
-        (("--dim", 32), "--heads: got nothing; expected --heads and --dim"),
-        (("--heads", 0, "--dim", 32), "heads: got 0"),
-        (("--heads", 1, "--dim", 2, "--norm"), "dim: got 2; expected an integer of at least 3"),
-        (("--heads", 2, "--dim", 4, "--bias", "x"), "bias: got 'x'"),
-        (("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"), "head_dim: got 6"),
-        (
-            (tmp_path,),
-            f"{tmp_path}/config.json cannot be read as a model that is counted: model_type",
-        ),
-        ((tmp_path, "--dim", 32), "--dim: got 32; expected no sizes beside a model"),
-        (("--part", "text_config"), "--part: got text_config; expected a model's folder before"),
-    ):
-        status, said = call(*words)
-        assert (status, said[: len(message)]) == (1, message)
