@@ -49,7 +49,9 @@ class Network:
     def __init__(self, model, n, outputs=1, *, causal=False, seed=0, real=False, eps=0.0):
         self.model, self.n, self.causal, self.real, self.eps = model, n, causal, real, eps
         self.generator = torch.Generator().manual_seed(seed)
-        self.centred = model.blocks[0].attention.token_dim < model.blocks[0].attention.dim  # LayerNorm
+        self.centred = (
+            model.blocks[0].attention.token_dim < model.blocks[0].attention.dim
+        )  # LayerNorm
         self.tied = outputs is None and model.tied
         self.weights = {name: self.draw(*shape) for name, shape in self.shapes(outputs)}
         if real:  # of a size that keeps the singular values apart

@@ -7,8 +7,9 @@ The tool beside the book's library ``attnmem``, on whose public names it stands.
 from attnmem.theory.capacity import Capacity, capacity
 from attnmem.theory.editing import Memory
 
+from .assumptions import Tested
 from .data import cut
-from .examination import Bound, Examination, Tested, examine
+from .examination import Bound, Examination, examine
 from .files import Loaded, load
 from .layer import Rank
 from .memorization import Memorized, memorize, predict

@@ -1,4 +1,4 @@
-"""Data as people have them: arrays, lists, data frames and tensors become one kind of data."""
+"""Data as people have them: arrays, lists, data frames and tensors become one kind of examples."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from torch import Tensor
 from attnmem.checks import check_integer, refuse
 
 ROLES = ("contexts", "queries", "labels", "mask")
-REAL = "biuf"  # kinds of numpy types that are real numbers
+REAL = "biuf"  # numpy's letters for types that are real numbers
 EXACT = 2**53  # up to here float64 holds all integers
-_HIDDEN = -1e4  # numbers that are added to logits to hide a token are at most so large
+# Numbers that are added to logits to hide a token are at most so large: half precision, which ends
+# at -65,504, is given -1e4.
+_HIDDEN = -1e4
 
 
-class Data(NamedTuple):
-    """Examples in float64 on the CPU, and what was said about them."""
+class Examples(NamedTuple):
+    """Examples in float64 on the CPU."""
 
     contexts: Float[Tensor, "*T n d"]  # own or shared; padding is zero
     queries: Float[Tensor, "T d"]
     labels: Float[Tensor, "T d_out"] | Int[Tensor, " T"] | None  # reals, or numbers of classes
-    classes: list | None  # as they came; None for reals
     mask: Bool[Tensor, "T n"] | None  # True where a token is padding, as in key_padding_mask
-    precision: torch.dtype  # the coarsest in which contexts and queries came
+    classes: list | None = None  # as they came; None for reals
+    precision: torch.dtype = torch.float64  # the coarsest in which contexts and queries came
+    offsets: Float[Tensor, "T_or_one d"] | None = None  # which values see added to all tokens
 
     @property
     def shared(self) -> bool:
@@ -37,25 +40,29 @@ class Data(NamedTuple):
     @property
     def lengths(self) -> Int[Tensor, " T_or_one"]:
         """The number of tokens of each context."""
-        *own, n, _ = self.contexts.shape
-        return torch.full(own or [1], n) if self.mask is None else (~self.mask).sum(1)
+        if self.mask is not None:
+            return (~self.mask).sum(1)
+        *contexts, n, _ = self.contexts.shape
+        return torch.full(contexts or [1], n)
 
-    def some(self, rows: slice | Int[Tensor, " k"]) -> Data:
-        """Some of the examples."""
-        own = {"queries": self.queries, "labels": self.labels, "mask": self.mask}
-        own |= {} if self.shared else {"contexts": self.contexts}
-        return self._replace(**{name: x if x is None else x[rows] for name, x in own.items()})
+    def some(self, rows: slice | Int[Tensor, " k"]) -> Examples:
+        """The examples of these rows; a shared context stays."""
+        names = ["queries", "labels", "mask"]
+        if not self.shared:
+            names += ["contexts", "offsets"]
+        arrays = {name: getattr(self, name) for name in names}
+        present = {name: array for name, array in arrays.items() if array is not None}
+        return self._replace(**{name: array[rows] for name, array in present.items()})
 
 
-def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -> Data:
+def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -> Examples:
     """Accept what :func:`attnmem_yours.examine` and :func:`attnmem_yours.memorize` are given."""
     contexts = unnested(contexts)
-    tables = contexts if isinstance(contexts, (list, tuple)) else ()
-    if mask is None and len({len(E) for E in tables if hasattr(E, "__len__")}) > 1:
-        E, mask, *kinds = _padded(contexts)
+    if mask is None and _differ_in_length(contexts):
+        E, mask, precision = _padded(contexts)
     else:
-        E, *kinds = _reals("contexts", contexts, (2, 3))
-    e, kind = _reals("queries", queries, (2,))
+        E, precision = _reals("contexts", contexts, (2, 3))
+    e, query_precision = _reals("queries", queries, (2,))
     if E.shape[-1] != e.shape[-1]:
         got = f"d = {E.shape[-1]} (shape {tuple(E.shape)})"
         refuse("contexts", got, f"d = {e.shape[-1]}, as in queries (zeros may fill the shorter)")
@@ -66,45 +73,64 @@ def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -
     for name, value in (("contexts", E), ("queries", e)):
         if not (finite := value.isfinite()).all():
             refuse(name, f"no finite number at {(~finite).nonzero()[0].tolist()}", "finite numbers")
-    found, classes = (None, None) if labels is None else _labels(labels, len(e))
-    return Data(E, e, found, classes, mask, max(*kinds, kind, key=_eps))
+    numbers, classes = None, None
+    if labels is not None:
+        numbers, classes = _labels(labels, len(e))
+    return Examples(
+        contexts=E,
+        queries=e,
+        labels=numbers,
+        mask=mask,
+        classes=classes,
+        precision=_coarsest([precision, query_precision]),
+    )
 
 
-def _eps(kind: torch.dtype) -> float:
-    return torch.finfo(kind).eps
+def _coarsest(precisions: list[torch.dtype]) -> torch.dtype:
+    return max(precisions, key=lambda precision: torch.finfo(precision).eps)
+
+
+def _differ_in_length(contexts: Any) -> bool:
+    if not isinstance(contexts, (list, tuple)):
+        return False
+    return len({len(table) for table in contexts if hasattr(table, "__len__")}) > 1
 
 
 def _padded(tables: list | tuple) -> tuple[Tensor, Tensor, torch.dtype]:
     """Contexts of different lengths as one tensor, where it is padded, and their precision."""
-    found = [_reals(f"contexts[{t}]", table, (2,)) for t, table in enumerate(tables)]
-    parts, kinds = zip(*found, strict=True)
-    if len({part.shape[1] for part in parts}) > 1:
+    pairs = [_reals(f"contexts[{t}]", table, (2,)) for t, table in enumerate(tables)]
+    contexts = [E for E, _ in pairs]
+    if len({E.shape[1] for E in contexts}) > 1:
         refuse("contexts", "tokens of several widths", "one width d")
-    lengths = torch.tensor([len(part) for part in parts])
-    padded = torch.nn.utils.rnn.pad_sequence(parts, True)
-    return padded, torch.arange(padded.shape[1]) >= lengths[:, None], max(kinds, key=_eps)
+    lengths = torch.tensor([len(E) for E in contexts])
+    padded = torch.nn.utils.rnn.pad_sequence(contexts, True)
+    hidden = torch.arange(padded.shape[1]) >= lengths[:, None]
+    return padded, hidden, _coarsest([precision for _, precision in pairs])
 
 
 def _reals(name: str, value: Any, ndim: tuple[int, ...]) -> tuple[Tensor, torch.dtype]:
     """The value in float64 on the CPU, and the precision in which it came."""
     array = _array(name, value)
+    came = value if isinstance(value, Tensor) else array
     check_exact(name, array if isinstance(value, Tensor) else value)
-    kind = (value if isinstance(value, Tensor) else array).dtype
-    kind = getattr(torch, str(kind).removeprefix("torch."), torch.float64)  # of longdouble too
     if array.ndim not in ndim or not array.size:
         axes = " or ".join({2: "(rows, d)", 3: "(T, n, d)"}[k] for k in ndim)
         refuse(name, f"shape {array.shape}", f"shape {axes}, none of them 0")
-    kind = kind if kind.is_floating_point else torch.float64
-    return torch.from_numpy(np.array(array, dtype=np.float64)), kind
+    precision = getattr(torch, str(came.dtype).removeprefix("torch."), torch.float64)
+    if not precision.is_floating_point:
+        precision = torch.float64  # so is longdouble, which torch does not have
+    return torch.from_numpy(np.array(array, dtype=np.float64)), precision
 
 
 def as_numpy(value: Any) -> Any:
     """Tensors and data frames as arrays of numpy; what floats torch has, as doubles."""
     if isinstance(value, Tensor):
         value = value.detach().to_dense().cpu()
-        return (value.double() if value.is_floating_point() else value).numpy()
-    if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
-        return [as_numpy(part) for part in value]
+        if value.is_floating_point():
+            value = value.double()
+        return value.numpy()
+    if isinstance(value, (list, tuple)) and any(isinstance(member, Tensor) for member in value):
+        return [as_numpy(member) for member in value]
     return value.to_numpy() if hasattr(value, "to_numpy") else value
 
 
@@ -133,34 +159,38 @@ def check_exact(name: str, value: Any) -> None:
         for column in value.columns:
             check_exact(f"{name}, column {column!r}", value[column])
         return
-    value = value if isinstance(value, (list, tuple)) else as_numpy(value)
-    kind = getattr(getattr(value, "dtype", None), "kind", "")
-    if isinstance(value, (list, tuple)) or kind == "O":
-        for part in value:
-            check_exact(name, part)
+    sequence = isinstance(value, (list, tuple))
+    if not sequence:
+        value = as_numpy(value)
+    letter = getattr(getattr(value, "dtype", None), "kind", "")
+    if sequence or letter == "O":
+        for member in value:
+            check_exact(name, member)
     elif isinstance(value, int) and abs(value) > EXACT:
         refuse(name, value, "integers up to 2^53, to which float64 is exact")
-    elif kind in ("i", "u") and (far := value[(value > EXACT) | (value < -EXACT)]).size:
+    elif letter in ("i", "u") and (far := value[(value > EXACT) | (value < -EXACT)]).size:
         check_exact(name, int(far[0]))
 
 
 def _masked(E: Tensor, mask: Any, count: int) -> tuple[Tensor, Bool[Tensor, "T n"] | None]:
     """The contexts with zeros as padding, and where that is."""
-    given = _array("mask", mask)
-    hidden = given <= _HIDDEN if given.dtype.kind == "f" else given
-    if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given[~hidden].any()):
-        kind = "integers" if given.dtype.kind in "iu" else "numbers that are neither 0 nor huge"
-        expected = "True for padding, or -inf beside 0 (of a tokenizer's attention_mask: mask == 0)"
-        refuse("mask", kind, expected)
-    if hidden.ndim == 4 and hidden.shape[1:3] == (1, 1):  # as transformers hands it on
-        hidden = hidden[:, 0, 0]
-    hidden = torch.from_numpy(np.array(hidden, dtype=bool))
+    array = _array("mask", mask)
+    expected = "True for padding, or -inf beside 0 (of a tokenizer's attention_mask: mask == 0)"
+    if array.dtype.kind in "iu":
+        refuse("mask", "integers", expected)
+    if array.dtype.kind == "f":
+        added, array = array, array <= _HIDDEN
+        if added[~array].any():
+            refuse("mask", "numbers that are neither 0 nor huge", expected)
+    if array.ndim == 4 and array.shape[1:3] == (1, 1):  # as transformers hands it on
+        array = array[:, 0, 0]
+    hidden = torch.from_numpy(np.array(array, dtype=bool))
     shapes = {(count, E.shape[-2]), tuple(E.shape[:-1])}
     if tuple(hidden.shape) not in shapes:
         refuse("mask", f"shape {tuple(hidden.shape)}", " or ".join(f"shape {s}" for s in shapes))
     if (empty := hidden.all(-1)).any():
-        where = int(empty.reshape(-1).nonzero()[0])
-        refuse("mask", f"no token left in context {where}", "at least one (True means padding)")
+        t = int(empty.reshape(-1).nonzero()[0])
+        refuse("mask", f"no token left in context {t}", "at least one (True means padding)")
     if hidden.ndim == 1:
         return E[~hidden], None
     E = torch.where(hidden[..., None], 0.0, E)  # each example its own part of a shared context
@@ -189,26 +219,28 @@ def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
 
 def as_labels(labels: Any) -> np.ndarray:
     """Labels as numbers, or as words, which are whole texts in an array of objects."""
-    kind = object if isinstance(labels, (list, tuple)) else None
-    array = np.asarray(as_numpy(labels), dtype=kind)
+    if isinstance(labels, (list, tuple)):
+        array = np.asarray(as_numpy(labels), dtype=object)
+    else:
+        array = np.asarray(as_numpy(labels))
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8", "backslashreplace")
     if array.dtype.kind not in "OU":
         return array
-    each = array.reshape(-1).tolist()
-    words = [isinstance(label, str) for label in each]
-    if len({*words}) > 1:  # a missing one is no word
-        row = words.index(not words[0])
-        got = f"words beside others ({each[row]!r:.60} in row {row})"
+    entries = array.reshape(-1).tolist()
+    are_words = [isinstance(entry, str) for entry in entries]
+    if len({*are_words}) > 1:  # a missing one is no word
+        row = are_words.index(not are_words[0])
+        got = f"words beside others ({entries[row]!r:.60} in row {row})"
         refuse("labels", got, "a label for each example, all of one kind")
-    if any(words):
+    if any(are_words):
         return array.astype(object)
     try:
-        array = np.array(each).reshape(array.shape)
+        array = np.array(entries).reshape(array.shape)
     except ValueError:  # of several lengths
         array = array.astype(object)
     if array.dtype.kind == "O":
-        refuse("labels", f"a {type(each[0]).__name__} among others", "numbers or words alone")
+        refuse("labels", f"a {type(entries[0]).__name__} among others", "numbers or words alone")
     return array
 
 
@@ -250,21 +282,68 @@ class Repeats(NamedTuple):
     constant: int  # contexts of one repeated token, whose outputs no query changes
 
 
-def repeats(data: Data) -> Repeats:
+def repeats(examples: Examples) -> Repeats:
     """Find equal examples, among them those with different labels."""
-    E, e = (x.numpy() + 0.0 for x in (data.contexts, data.queries))  # no negative zeros
+    counts = [_token_counts(tokens) for tokens in _contexts(examples)]
+    alike: dict[Any, int] = {}  # contexts that attention cannot tell apart have one number
+    numbers = [alike.setdefault(_proportions(count), len(alike)) for count in counts]
     first: dict[Any, int] = {}
-    group, repeated, constant = [], 0, 0
-    for t, query in enumerate(e):
-        if t == 0 or not data.shared:
-            rows = E if data.shared else E[t] if data.mask is None else E[t][~data.mask[t].numpy()]
-            counts = collections.Counter(row.tobytes() for row in rows)
-            repeated += max(counts.values()) > 1
-            constant += len(counts) == 1
-            unit = math.gcd(*counts.values())
-            tokens = tuple(sorted((row, k // unit) for row, k in counts.items()))
-        key = tokens if len(tokens) == 1 else (query.tobytes(), None if data.shared else tokens)
+    group = []
+    for t, query in enumerate(_bytewise(examples.queries)):
+        c = 0 if examples.shared else t
+        key = (numbers[c], query.tobytes())
+        if len(counts[c]) == 1:  # whatever the query
+            key = (numbers[c], b"")
         group.append(first.setdefault(key, t))
-    equal, y = [(s, t) for t, s in enumerate(group) if s != t], data.labels
-    conflicts = [(s, t) for s, t in equal if y is not None and (y[s] != y[t]).any()]
-    return Repeats(torch.tensor(group), equal, conflicts, repeated, constant)
+    equal = [(s, t) for t, s in enumerate(group) if s != t]
+    conflicts = []
+    if (y := examples.labels) is not None:
+        conflicts = [(s, t) for s, t in equal if (y[s] != y[t]).any()]
+    return Repeats(
+        group=torch.tensor(group),
+        equal=equal,
+        conflicts=conflicts,
+        repeated_tokens=sum(max(count.values()) > 1 for count in counts),
+        constant=sum(len(count) == 1 for count in counts),
+    )
+
+
+def _bytewise(x: Tensor) -> np.ndarray:
+    """Numbers that are equal if their bytes are: without negative zeros."""
+    return x.numpy() + 0.0
+
+
+def _contexts(examples: Examples) -> list[np.ndarray]:
+    """The tokens of each context, without padding; of a shared one once."""
+    E = _bytewise(examples.contexts)
+    if examples.shared:
+        return [E]
+    if examples.mask is None:
+        return [*E]
+    return [tokens[~hidden] for tokens, hidden in zip(E, examples.mask.numpy(), strict=True)]
+
+
+def _token_counts(tokens: np.ndarray) -> collections.Counter[bytes]:
+    return collections.Counter(token.tobytes() for token in tokens)
+
+
+def _proportions(counts: collections.Counter[bytes]) -> tuple[tuple[bytes, int], ...]:
+    """What attention sees of a context: its tokens in any order, and how many of each to others."""
+    common = math.gcd(*counts.values())
+    return tuple(sorted((token, count // common) for token, count in counts.items()))
+
+
+def majority(labels: Tensor, group: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
+    """For each example the first equal one with the label that most of the equal ones have."""
+    chosen = torch.arange(len(group))
+    for s in group[group != chosen].unique():
+        members = (group == s).nonzero()[:, 0]
+        _, label, counts = labels[members].unique(return_inverse=True, return_counts=True, dim=0)
+        chosen[members] = members[(label == counts.argmax()).nonzero()[0, 0]]
+    return chosen
+
+
+def largest(labels: Float[Tensor, "T o"]) -> Float[Tensor, " o"]:
+    """The largest label of each column, the unit of its errors; one for a column of zeros."""
+    size = labels.abs().amax(0)
+    return torch.where(size > 0, size, 1.0)
