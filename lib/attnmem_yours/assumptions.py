@@ -22,8 +22,7 @@ NAMES = (INDEPENDENT_QUERIES, INDEPENDENT_TOKENS, INDEPENDENT_SUMS, GENERAL)
 PRECISIONS = ("float32", "float64")
 HOLDS, FAILS, TO_ROUNDING = "holds", "fails", "fails to rounding"
 NOT_REFUTED = "not refuted"
-# Subsets of which every one is looked at, and numbers whose rank is certified: in about a second.
-_FEW = 200_000
+_FEW = 200_000  # subsets of which every one is looked at, and numbers whose rank is certified
 
 
 @dataclasses.dataclass(frozen=True)

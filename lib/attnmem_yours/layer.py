@@ -33,7 +33,7 @@ from .data import Examples
 _BLOCK = 2**16  # vectors that are decomposed at once: 52 MB of width 100
 _ROWS = 2048  # examples whose outputs are computed at once
 _DRAWN = 512  # examples by which logits of random heads get their deviation
-_SMALL = 400  # examples of which singular values are computed, in about a second
+_SMALL = 400  # examples of which singular values are computed; Cholesky's pivots cost less
 GRAM = 12_000  # examples beyond which nothing is formed for all pairs: these take 1.2 GB
 # Of the largest singular value: what may be rounding in float64, and in units of the precision in
 # which numbers came. The coarsest precision, bfloat16, would drop real dimensions by more.

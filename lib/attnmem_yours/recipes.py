@@ -35,7 +35,7 @@ DESCENT = "Levenberg-Marquardt"
 READ_OUT = "random attention, and a read-out that meets all outputs at once"
 ENTROPY = "L-BFGS on the cross-entropy"
 
-# Chosen by trials on random data and on tables of scikit-learn, but where a reason is given.
+# Rules of thumb, but where a reason is given.
 AIM = 1e-9  # of the largest label, where a fit stops: a thousandth of what counts as met
 _SHARES = (1.0, 0.98, 0.94, 0.88, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # of the rank, tried in turn
 _SPREADS = (0.5, 0.5, 2.0, 2.0)  # standard deviations of logits at the starts; sharp ones stall
