@@ -94,6 +94,12 @@ def test_gated_units_of_dinov2():
     assert [units(d) for d in (6, 10, 12, 1536)] == [16, 32, 32, 4096]
 
 
+def test_first_block_of_modernbert_has_one_norm():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 8, "vocab_size": 9, "model_type": "modernbert"}
+    assert [block.norms for block in read(sizes).blocks] == [1, 2, 2]
+
+
 def test_some_blocks_have_no_rotary_positions():
     small = {"hidden_size": 8, "num_hidden_layers": 8, "num_attention_heads": 2}
     small |= {"intermediate_size": 8, "vocab_size": 9, "num_key_value_heads": 2}
