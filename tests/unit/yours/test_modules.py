@@ -312,9 +312,10 @@ def test_into_layer_of_torch(bias, widths):
         with pytest.raises(ValueError, match=r"^module: got no bias where the weights have one"):
             moved.into(module)
     if widths[1]:
-        crossed = taken.weights._replace(W_K=torch.ones_like(taken.weights.W_K))
-        with pytest.raises(ValueError, match=r"^weights: got keys that read values"):
-            dataclasses.replace(taken, weights=crossed).into(module)
+        for name in ("W_K", "W_V"):
+            crossed = taken.weights._replace(**{name: torch.ones_like(taken.weights.W_K)})
+            with pytest.raises(ValueError, match=r"^weights: got keys that read values"):
+                dataclasses.replace(taken, weights=crossed).into(module)
 
 
 @pytest.mark.parametrize("kind", ["Bert", "ViT", "GPT2"])
