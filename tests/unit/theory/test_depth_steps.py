@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from attnmem import deep
-from attnmem.core.bounds import DeepGroups
 from attnmem.theory import depth
 from attnmem.theory.cancelling import draw_base
+from attnmem.theory.deep_bounds import DeepGroups
 from attnmem.theory.tangents import scalar_outputs
 
 F64 = {"dtype": torch.float64}
