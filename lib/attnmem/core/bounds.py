@@ -140,9 +140,9 @@ def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
 def sign_vectors(total: int, rank: int) -> int:
     r"""Sign vectors of ``T`` examples that a read-out meets: :math:`2 \sum_{k<R} \binom{T-1}{k}`.
 
-    Any ``min(T, R)`` of the features are independent, and their rank is that: so it is, exactly, of
-    random attention of rank ``R``. Of trained attention it is a lower bound, with ``R`` the floor
-    of real labels. Other features: :func:`attnmem.theory.independence.regions`.
+    It holds for features of rank ``R`` of which any ``min(T, R)`` are independent, as those of
+    random attention are. With trained attention it is a lower bound, where ``R`` is the floor of
+    real labels. For other features see :func:`attnmem.theory.independence.regions`.
 
     Example:
         >>> sign_vectors(total=3, rank=2)
@@ -159,19 +159,21 @@ def sign_vectors(total: int, rank: int) -> int:
 
 # --- real labels: ceilings and floors -------------------------------------------------------------
 
-# The ceilings count the parameters that one output shows: beyond so many examples almost all real
-# labels are out of reach (Sard's theorem). The floors are ranks of the derivative at weights where
-# the output vanishes, as the values of heads with equal attention cancel. There small steps meet
-# small labels of so many examples, for almost all data, and the read-out scales the labels; near
-# other outputs it would scale those too. A pair of such heads counts as one free head does.
-# Contexts have at least two tokens.
+# A ceiling counts the parameters that one output shows: beyond so many examples almost all real
+# labels are out of reach (Sard's theorem). A floor rests on weights where the output is zero:
+# 1. The heads of a group attend alike and their values sum to zero, so they cancel for all data.
+# 2. When such heads move apart, the output moves. If the derivative in the weights has rank T,
+#    small steps meet all small labels of T examples; its rank is the same for almost all data.
+# 3. The read-out W_D scales small labels to any size. Near weights with another output it would
+#    scale that output, too, which is why the heads have to cancel.
+# Two heads with values w and -w count as one free head does. Contexts have at least two tokens.
 
 
 def context_ceiling(heads: int, head_dim: int, tokens: int, queries: int, common: int) -> int:
     """Numbers that one output shows: logits and values of each head, and what all have in common.
 
-    ``tokens`` and ``queries`` are the dimensions that the data span; ``common`` is 1 on a shared
-    context, whose heads share a constant, and 0 otherwise.
+    ``tokens`` and ``queries`` are the dimensions that the data span. ``common`` is what all heads
+    share: nothing on own contexts, one constant on a shared one.
     """
     return heads * (low_rank_dim(head_dim, tokens, queries) + tokens) + common
 
@@ -220,11 +222,14 @@ def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1,
 
 
 def _group_rank(size: int, keys: int, dim: int, rank: int) -> int:
-    p = min(size - 1, keys)  # dimensions that the values span, as they sum to zero
-    # For each of these the logits may move along the matrices of rank r. A move D_h changes the
-    # output by w_h^T C D_h e, where C is the covariance of the tokens under their attention. It is
-    # symmetric, so D_i = w_j g^T and D_j = -w_i g^T cancel: all p for the r coordinates of queries
-    # that the logits see, p - m + r for the d - r others. The values themselves add m.
+    """As :func:`group_rank`, of sizes that are checked."""
+    p = min(size - 1, keys)  # dimensions that the values w_h of the heads span, as they sum to zero
+    # For each of these the logits may move along the matrices of rank r. A move D_h of the logit
+    # matrix changes the output by w_h^T C D_h e, where C is the covariance of the tokens under
+    # their attention. It is symmetric, so D_i = w_j g^T and D_j = -w_i g^T cancel, for any vector
+    # g. In the r coordinates of queries that the logits see, any two of the p values cancel so. In
+    # the d - r others the columns of D_h lie among those of the logits, r of m dimensions, which
+    # meet the span of the values in p - m + r. The values themselves add m.
     missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
     return p * low_rank_dim(rank, keys, dim) - missed + keys
 
@@ -251,14 +256,17 @@ def group_sizes(heads: int, groups: int) -> list[int]:
     return [small + 1] * larger + [small] * (groups - larger)
 
 
-def sum_of_ranks(heads: int, groups: int, *sizes: int) -> int:
-    """The ranks of so many groups whose sizes differ by one head at most."""
+def sum_of_ranks(heads: int, groups: int, *shape: int) -> int:
+    """The ranks of so many groups whose sizes differ by one head at most.
+
+    ``shape`` is ``keys, dim, rank`` of :func:`group_rank`.
+    """
     small, larger = divmod(heads, groups)
-    of_large, of_small = (_group_rank(size, *sizes) for size in (small + 1, small))
+    of_large, of_small = (_group_rank(size, *shape) for size in (small + 1, small))
     return larger * of_large + (groups - larger) * of_small
 
 
-def most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
+def most_ranks(heads: int, *shape: int, fewest: int = 1) -> tuple[int, int]:
     """The largest sum of the ranks of groups, of at least so many, and the number of these groups.
 
     For ``G`` groups of nearly equal size the sum is ``G f(H / G)``, where ``f`` is the rank of one
@@ -267,7 +275,7 @@ def most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
     """
 
     def ranks(groups: int) -> int:
-        return sum_of_ranks(heads, groups, *sizes)
+        return sum_of_ranks(heads, groups, *shape)
 
     falls = bisect.bisect_left(range(fewest, heads), True, key=lambda G: ranks(G + 1) <= ranks(G))
     return ranks(fewest + falls), fewest + falls

@@ -14,11 +14,16 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from ..checks import Range, checked
+from ..checks import Range, check_size, checked
 from .layers import MHAWeights, mha
 
 
-@checked
+def _outputs_fit(weights, labels) -> None:
+    if labels.is_floating_point():
+        check_size("weights.W_D", weights.W_D, -1, 1, "the one output of real labels")
+
+
+@checked(also=_outputs_fit)
 def descend(
     weights: MHAWeights,
     contexts: Float[Tensor, "n d"] | Float[Tensor, "T n d"],

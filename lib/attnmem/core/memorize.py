@@ -9,12 +9,19 @@ matrix ``Z`` as it serves examples (Step 1), and a read-out of full-rank ``Z`` m
 
 .. math:: W_K W_Q^\top = \sum_{s \text{ served}} x_s f_s^\top + c \, u v^\top .
 
+- ``f_s`` finds the query of example ``s`` among those that the head serves (:func:`dual_basis`);
+- ``x_s`` gives its tokens the chosen logits ``E^(s) x_s`` (:func:`interpolating_keys`);
+- ``v`` is orthogonal to the served queries and to no other (:func:`orthogonal_direction`);
+- ``u`` ranks the tokens of each context, without near ties (:func:`separating_direction`);
+- ``c`` is so large that one token gets all attention (:func:`saturating_scale`).
+
 So a head serves ``k = r - 1`` examples, and ``T = H k + 1`` with one that all heads look away from.
 Why is the rank of ``Z`` then ``T``? The head's part of a served row may move along differences of
-tokens, of which ``n - 1 >= k`` are independent, and nothing else moves. Far along ``k`` independent
-ones the served rows are independent. In the last row each head shows one token, which is no sum of
-differences. So a ``T x T`` minor, a polynomial in the attention, is not zero: almost every choice
-of the attention on served examples gives rank ``T``.
+tokens, of which ``n - 1 >= k`` are independent, and nothing else moves. If these rows move far
+along ``k`` independent differences, they are independent. In the last row each head shows one
+token. On a shared context it is no sum of differences; on own contexts the movements can be chosen
+so that the last row is independent of the others, too. So a ``T x T`` minor, a polynomial in the
+attention, is not zero: almost every choice of the attention on served examples gives rank ``T``.
 """
 
 from __future__ import annotations
@@ -39,7 +46,8 @@ EPS = torch.finfo(torch.float64).eps
 # A head is saturated for an example if one of its attention weights is above (Appendix H).
 SATURATED = 0.99
 # On a served example the token that a head prefers has this logit, exp(4) = 55 times the weight of
-# each other. Theirs are normal numbers of this deviation, so that no coincidence lowers the rank.
+# each other. To all logits normal numbers of this deviation are added, so that no coincidence
+# lowers the rank.
 _PEAK, _SPREAD = 4.0, 0.5
 _CANDIDATES = 64  # random directions among which the best one is kept
 _DRAWS = 5  # constructions tried before the data are called degenerate
@@ -122,13 +130,13 @@ def orthogonal_direction(
 def interpolating_keys(
     contexts: Contexts, served: _Served, log_alpha: Float[Tensor, "H k n"]
 ) -> _Keys:
-    """Vectors ``x_s`` with ``E^(s) x_s = log_alpha_s``, for any attention (Claim 1)."""
+    """Vectors ``x_s`` with ``E^(s) x_s = log_alpha_s``, for any logits of attention (Claim 1)."""
     inverses = torch.linalg.pinv(contexts)  # each context has rank n (Assumption 2)
     return torch.einsum("...dn,...n->...d", _of_examples(inverses, served, 2), log_alpha).mT
 
 
 def _of_examples(values: Tensor, examples: Tensor, ndim: int) -> Tensor:
-    """What has ``ndim`` axes for each example, of some of them; what all share stays one."""
+    """The entries of some examples, of ``ndim`` axes each; an entry that all share stays one."""
     return values[examples] if values.ndim > ndim else values
 
 

@@ -84,6 +84,7 @@ def random_deep(
     return DeepWeights(tuple(layers), gaussian(generator, dim, outputs))
 
 
+@on_cpu
 @checked
 def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: Seed) -> MHAWeights:
     """Random weights to start from, uniform with Xavier's bounds; ``d_v = 1`` and ``d_o = d``.

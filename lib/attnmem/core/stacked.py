@@ -66,14 +66,14 @@ def streams(
 ) -> Iterator[_Tokens]:
     """The tokens before the first layer and after every layer."""
     X, n = tokens, tokens.shape[-2]
-    hidden = X.new_zeros(n, n)  # added to the logits
+    mask = X.new_zeros(n, n)  # added to the logits
     if causal:  # a token sees none of those after it
-        hidden = X.new_full((n, n), -math.inf).triu(1)
+        mask = X.new_full((n, n), -math.inf).triu(1)
     yield X
     for layer in weights.layers:
         maps = layer.W_Q, layer.W_K, layer.W_V
         Q, K, V = (torch.einsum("...nd,hdk->...hnk", X, W) for W in maps)
-        A = torch.softmax(Q @ K.mT + hidden, -1)  # row i: where token i looks
+        A = torch.softmax(Q @ K.mT + mask, -1)  # row i: where token i looks
         Y = torch.einsum("...hnv,hvd->...nd", A @ V, layer.W_O)  # summed over the heads
         if skip:
             Y = X + Y
