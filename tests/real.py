@@ -222,6 +222,7 @@ def told(result):
 def check(kind):
     """Refuse a family without a row or a module, a mistake in its row, and fields it has not."""
     from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto
 
     if kind not in TABLE["family"]:
         raise ValueError(f"no row [family.{kind}] in families.toml")
@@ -236,7 +237,37 @@ def check(kind):
         if own and field not in fields:
             near = ", ".join(difflib.get_close_matches(field, fields, 3, 0))
             expected = f"a field of {known.__name__}, such as {near}"
-            refuse(f"family.{kind}.{name}", repr(field), expected)
+            refuse(f"families.toml, family.{kind}.{name}", repr(field), expected)
+    defaults = known().to_dict()
+    for field, value in row["absent"].items():
+        if field == "tie_word_embeddings" and not row["lm"]:
+            continue  # nothing to tie
+        if defaults.get(field, value) not in (value, None):
+            expected = f"{defaults[field]!r}, the default of {known.__name__}"
+            refuse(f"families.toml, family.{kind}.absent.{field}", repr(value), expected)
+    if row["lm"] and kind not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        expected = "false, as transformers has no read-out for it"
+        refuse(f"families.toml, family.{kind}.lm", "true", expected)
+
+
+def unread(kind):
+    """Flags of the config that no field, rule or list of the row reads."""
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    row = row_of(kind)
+    read_fields = {
+        *TABLE["watched"],
+        *row["only"],
+        *row["absent"],
+        "tie_word_embeddings",
+        "use_cache",
+    }
+    read_fields |= {field for field, *_ in row["if"]}
+    read_fields |= {value for value in row.values() if isinstance(value, str)}
+    of_all = PretrainedConfig().to_dict()  # what every config of transformers has
+    fields = CONFIG_MAPPING[kind]().to_dict().items()
+    flags = [name for name, value in fields if type(value) is bool and name not in of_all]
+    return [name for name in flags if name not in read_fields]
 
 
 def main(words):
@@ -266,6 +297,8 @@ def main(words):
         print(json.dumps(results))
     else:
         print(*map(told, [*results["parameters"], *results["ranks"]]), sep="\n")
+        for kind in kinds:
+            print(f"not read   {kind}: {', '.join(unread(kind)) or 'no flag'}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from attnmem_yours.data import as_data
 from attnmem_yours.files import load
+from attnmem_yours.tables import shortened
 
 MARKS = {"tabs": "\t", "semicolons": ";", "commas": ",", "bars": "|", "spaces": " "}
 EVERY = [
@@ -518,3 +519,8 @@ def test_clean_table_is_read(path, raw):
     summary = same_as_plain(path).summary
     assert summary["numbers"] == ["a", "b", "ok"]
     assert summary["label"].keys() == {"y"}
+
+
+@pytest.mark.parametrize(("length", "shown"), [(40, 40), (41, 40), (10**6, 40)])
+def test_a_cell_in_a_message_is_short(length, shown):
+    assert len(shortened("x" * length)) == shown + 2  # with its quotes
