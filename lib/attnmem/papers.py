@@ -5,6 +5,10 @@ import tomllib
 from importlib import resources
 from typing import NamedTuple
 
+from .checks import refuse
+
+KINDS = ("definition", "assumption", "theorem", "remark", "figure", "table", "finding")
+
 
 class Paper(NamedTuple):
     """A paper that the book judges: ``key`` names it everywhere, ``title`` heads its claims."""
@@ -40,11 +44,26 @@ def _tables() -> dict[str, dict]:
     return tomllib.loads(resources.files(__package__).joinpath("claims.toml").read_text("utf-8"))
 
 
+def _check_fields(where: str, table: dict) -> None:
+    """Refuse a claim whose fields are not those that the head of ``claims.toml`` lists."""
+    allowed = {*Claim._fields} - {"key", "paper"}
+    for field in sorted({*table} - allowed):
+        refuse(f"claims.toml, {where}", f"the field {field!r}", ", ".join(sorted(allowed)))
+    for field in ("kind", "label", "says"):
+        if field not in table:
+            refuse(f"claims.toml, {where}", f"no {field}", "kind, label and says")
+    if table["kind"] not in KINDS:
+        refuse(f"claims.toml, {where}.kind", repr(table["kind"]), " or ".join(KINDS))
+
+
 @functools.cache
 def papers() -> dict[str, Paper]:
     """The papers that the book judges, by key, in the order of ``claims.toml``."""
     result = {}
     for key, table in _tables().items():
+        if "authors" not in table:
+            expected = "a paper with authors, year and title; a claim is [<paper>.<name>]"
+            refuse(f"claims.toml, [{key}]", "no authors", expected)
         result[key] = Paper(key, table["authors"], table["year"], table["title"])
     return result
 
@@ -57,6 +76,7 @@ def claims() -> dict[str, Claim]:
         for name, table in tables.items():
             if not isinstance(table, dict):  # authors, year and title
                 continue
+            _check_fields(f"[{paper}.{name}]", table)
             fields = {"universal": table["kind"] == "theorem"} | table
             fields["rows"] = tuple(table.get("rows", ()))
             key = f"{paper}-{name}"

@@ -19,6 +19,7 @@ COMMANDS = [code for code in CODE if code.startswith("make ")]
 COMMANDS += [line.partition("#")[0] for line in "".join(BLOCKS).splitlines() if "make " in line]
 PATHS = [word for code in CODE for word in code.split() if re.search(r"/|\.(md|toml|yml)$", word)]
 RELATIVE = {"record.md": "book/fragments/", "chapter.md": "book/fragments/"}  # "beside it"
+RELATIVE["claims.toml"] = "lib/attnmem/"
 
 
 def existing(path):
@@ -57,9 +58,11 @@ def test_a_dotted_name_can_be_imported(name):
     assert hasattr(importlib.import_module(module), last) or importlib.import_module(name)
 
 
-def test_the_mark_names_a_claim():
+def test_the_mark_is_of_the_claim_that_is_added():
     [mark] = re.findall(r'hostile\("([^"]+)"\)', TEXT)
-    assert mark in papers.claims()
+    [paper, name] = re.findall(r"(?m)^    \[(\w+)\.(finding-\S+)\]$", TEXT)[0]
+    assert mark == f"{paper}-{name}"
+    assert paper in papers.papers()
 
 
 def test_the_pages_list_each_module_of_theory():

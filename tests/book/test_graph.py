@@ -80,8 +80,9 @@ def test_edges_join_proofs_and_verdicts():
 def test_what_is_named_is_there_and_proved():
     by = {label for entry in RECORDED.values() for label in entry.rests_on}
     instead = {entry.instead for entry in RECORDED.values() if entry.instead}
-    assert by.union(instead, *FOUND.proofs.values()) - {*FOUND.statements} == set()
-    assert by - {*FOUND.proofs} == set()
+    missing = by.union(instead, *FOUND.proofs.values()) - {*FOUND.statements}
+    assert missing == set(), "no page states these: correct `by` or `instead`, or add `:label:`"
+    assert by - {*FOUND.proofs} == set(), "these have no proof on their pages"
     graphlib.TopologicalSorter(FOUND.proofs).prepare()  # no proof rests on itself
 
 

@@ -80,8 +80,18 @@ def test_from_an_entry_to_a_record(repository):
     assert "Exp. 7 (not in the paper), profile quick." in shown
 
 
+HOSTILE = f"""import pytest
+
+
+@pytest.mark.hostile("{KEY}")
+def test_a_bias_of_the_keys_changes_nothing():
+    pass
+"""
+
+
 def add_claim(root, text):
-    """An entry, a page with this text and its line in the table of contents; all are run."""
+    """An entry, a page with this text, its line in the contents, a test; the page is run."""
+    (root / "tests/unit/core/test_key_bias.py").write_text(HOSTILE)
     append(root / CLAIMS, "\n" + entry("mahdavi.finding-my-statement"))
     (root / f"book/text/{PAGE}.md").write_text(text)
     contents, line = root / "_toc.yml", "      - file: book/notebooks/mahdavi/one-head\n"
@@ -98,7 +108,7 @@ def test_from_a_claim_to_its_page(repository):
     add_claim(repository, template.replace("ch-my-statement", "ch-key-bias"))
     assert "A bias of the keys" in (repository / "book/claims.md").read_text()
     files = [f"tests/book/test_{name}.py" for name in ("chapters", "claims", "verdicts", "hostile")]
-    chosen = ["-k", "key-bias or my-statement or up_to_date"]
+    chosen = ["-k", "key-bias or my-statement or fresh or hostile"]
     owed = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *chosen]
     run_well(repository, *owed)
     page = repository / f"book/text/{PAGE}.md"

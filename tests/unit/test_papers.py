@@ -1,5 +1,8 @@
 """The claims as data: what is read from ``claims.toml`` and what follows from it."""
 
+import pytest
+
+from attnmem import papers as module
 from attnmem.papers import claims, papers
 
 
@@ -16,3 +19,25 @@ def test_claims_have_their_paper():
         if claim.kind == "theorem":
             assert claim.universal
     assert claims()["mahdavi-theorem-1"].label == "Theorem 1"
+
+
+SAID = {"kind": "finding", "label": "A name", "says": "Something."}
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"dana-finding-new": SAID}, r"claims.toml, \[dana-finding-new\]: got no authors"),
+        ({"dana": {"finding-new": SAID | {"note": "x"}}}, "got the field 'note'"),
+        ({"dana": {"finding-new": {"kind": "finding"}}}, "got no label"),
+        ({"dana": {"finding-new": SAID | {"kind": "statement"}}}, r"new\].kind: got 'statement'"),
+    ],
+    ids=["no paper", "field", "label", "kind"],
+)
+def test_a_mistake_in_an_entry_is_named(monkeypatch, table, named):
+    paper = {"authors": "A", "year": 2000, "title": "B"}
+    table = {key: paper | value if key == "dana" else value for key, value in table.items()}
+    monkeypatch.setattr(module, "_tables", lambda: table)
+    read = module.claims if "dana" in table else module.papers
+    with pytest.raises(ValueError, match=named):
+        read.__wrapped__()

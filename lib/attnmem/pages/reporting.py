@@ -3,6 +3,7 @@
 Both are stored in the notebook's outputs, so the book quotes and judges only what a run produced.
 """
 
+import difflib
 import html
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -151,7 +152,8 @@ def verdict(
     check can tell, the claim is not judged yet; only one that ``needs`` something may have none.
     """
     if key not in claims():
-        refuse("verdict", repr(key), "a key of claims()")
+        near = ", ".join(difflib.get_close_matches(key, claims(), 3, 0))
+        refuse("verdict", repr(key), f"the key of a claim in claims.toml, such as {near}")
     claim, name = claims()[key], f"verdict {key!r}"
     for evidence, check in {**checks, **(also or {})}.items():
         if not isinstance(check, Graded):
