@@ -203,8 +203,7 @@ def attention_weights(W_Q: _Maps, W_K: _Maps, context: _Tokens, query: _Queries)
     # alpha and z is formed, for own contexts and shared ones. theory.products has faster orders.
     q = torch.einsum("...bd,...hdk->...bhk", query, W_Q)  # W_Q^T e
     asked = torch.einsum("...bhk,...hdk->...bhd", q, W_K)  # W_K W_Q^T e
-    logits = torch.einsum("...bnd,...bhd->...bhn", by_example(context, query), asked)
-    return logits.softmax(-1)
+    return (asked @ by_example(context, query).mT).softmax(-1)  # E of each example
 
 
 def attend(
@@ -212,7 +211,7 @@ def attend(
 ) -> tuple[_Attention, Float[Tensor, "*allruns B H d"]]:
     """Every head's attention weights, and the mean ``z_h = E^T alpha_h`` of the tokens."""
     alpha = attention_weights(W_Q, W_K, context, query)
-    return alpha, torch.einsum("...bhn,...bnd->...bhd", alpha, by_example(context, query))
+    return alpha, alpha @ by_example(context, query)
 
 
 # --- tables of embeddings -------------------------------------------------------------------------
