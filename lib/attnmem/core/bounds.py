@@ -2,7 +2,11 @@
 
 What the layers can fit is a matter of counting: how many numbers do their outputs show of the
 weights? A *capacity* is what a theorem of the papers says. Beyond a *ceiling* almost all labels are
-out of reach; up to a *floor* all are met, for almost all data.
+out of reach; up to a *floor* all are met, for almost all data. For example, 32 heads of width 32
+memorize 993 examples on a shared context of 32 tokens in 64 dimensions by Theorem 1, which allows
+all data that satisfy its assumptions. For almost all data they meet any real labels of 50,301
+examples, and of more than 64,481 almost none (:func:`shared_context_floor`). The theorem fixes the
+attention before it sees the labels; the floor moves it to fit them.
 
 The letters are those of the notation page: ``heads`` is ``H``, ``context`` the tokens ``n``,
 ``dim`` the embedding dimension ``d``, ``head_dim`` ``d_h``, ``value_dim`` ``d_v``, ``outputs``
@@ -298,6 +302,13 @@ def shared_context_floor(heads: int, context: AtLeast2, head_dim: int, dim: int)
     The count is the sum of :func:`group_rank` over the best groups, and one for a constant if the
     context has at most ``d`` tokens, of at least two. On longer contexts it is
     :func:`own_context_floor`.
+
+    Example:
+        >>> sizes = {"heads": 32, "context": 32, "head_dim": 32}
+        >>> mha_capacity(**sizes), shared_context_floor(**sizes, dim=64)
+        (993, 50301)
+        >>> shared_context_ceiling(**sizes, dim=64)
+        64481
     """
     if context > dim:
         return own_context_floor(heads, head_dim, dim)

@@ -5,7 +5,8 @@ that it sees. Mahdavi et al. give a layer a context and a query beside it (:func
 give it a sequence, whose last token asks (:func:`aot`). All else in this book is about what the
 weights of these two functions can make of given examples.
 
-Leading ``*runs`` axes are layers side by side; examples are the axis ``B``.
+Leading ``*runs`` axes are layers side by side; examples are the axis ``B``. Data may have such axes
+of their own (``*data``), and results have both (``*allruns``).
 """
 
 from __future__ import annotations
