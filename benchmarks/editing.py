@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from attnmem import MHAWeights, mha, mha_features
 from attnmem.features import corpora, pretrained
 from attnmem.features.encoders import trained_encoder
-from attnmem_yours import Memory
+from attnmem.theory.editing import Memory
 
 SEEDS = range(5)
 BATCH = 20

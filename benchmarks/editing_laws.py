@@ -16,8 +16,8 @@ import torch
 from attnmem import mha, mha_features, random_mha
 from attnmem.core import bounds
 from attnmem.theory import fitting
+from attnmem.theory.editing import Memory
 from attnmem.theory.tangents import ScalarHeads
-from attnmem_yours import Memory
 
 LAYERS = ((8, 4, 16, 4), (24, 3, 4, 2))  # heads, tokens, their width, that of heads
 

@@ -78,6 +78,12 @@ def test_the_library_never_imports_the_tool():
         assert not re.search(r"^\s*(from|import) attnmem_yours", path.read_text(), re.M), path
 
 
+def test_only_pages_on_own_data_and_models_use_the_tool():
+    pages = (ROOT / "book" / "text").glob("*/*.md")
+    users = {page.stem for page in pages if re.search("(?m)^from attnmem_yours", page.read_text())}
+    assert users == {"your-data", "your-model"}
+
+
 @pytest.mark.parametrize("path", TOOL, ids=lambda path: path.stem)
 def test_the_tool_stands_on_public_names(path):
     """It imports no private name of the library, and asks none of a module of it."""
