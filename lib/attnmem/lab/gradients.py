@@ -1,7 +1,7 @@
 r"""Gradients by hand, an accelerator: most of a small model's step goes to many small operations.
 
 This file registers faster losses of the published models in
-:data:`attnmem.lab.models.ACCELERATORS`. Without it, and for every other model, autograd
+``attnmem.lab.models.ACCELERATORS``. Without it, and for every other model, autograd
 differentiates, with the same results up to rounding.
 
 A function ``..._vjp`` gives its value, and a function from the gradient at the value to those at
