@@ -57,7 +57,7 @@ def test_the_table_names_every_room_once():
     assert sorted(ROOMS) == sorted({room(name) for name in MODULES} - {""})
 
 
-def test_a_room_imports_only_from_rooms_above_it_in_the_table():
+def test_a_room_imports_only_from_rooms_above_it():
     assert {"core.layers", "core.bounds", "checks"} <= IMPORTS["core.memorize"]
     upwards = [
         f"{name} imports {target}"
@@ -78,7 +78,7 @@ def test_the_library_never_imports_the_tool():
         assert not re.search(r"^\s*(from|import) attnmem_yours", path.read_text(), re.M), path
 
 
-def test_only_pages_on_own_data_and_models_use_the_tool():
+def test_only_pages_on_own_data_use_the_tool():
     pages = (ROOT / "book" / "text").glob("*/*.md")
     users = {page.stem for page in pages if re.search("(?m)^from attnmem_yours", page.read_text())}
     assert users == {"your-data", "your-model"}
@@ -113,6 +113,21 @@ def test_no_name_of_a_package_hides_a_module(package):
         assert offered is None or inspect.ismodule(offered), path.name
 
 
+SOURCES = [path for path in (ROOT / "lib").rglob("*.py") if path.name != "__init__.py"]
+
+
+@pytest.mark.parametrize(
+    "path", SOURCES, ids=lambda path: path.relative_to(ROOT / "lib").as_posix()
+)
+def test_a_module_has_tests_in_its_place(path):
+    """Where ``make test FILE=`` looks for them."""
+    package, *rooms, _ = path.relative_to(ROOT / "lib").parts
+    folder = ROOT.joinpath("tests", "unit", *(rooms if package == "attnmem" else ["yours"]))
+    name = path.stem.strip("_")
+    found = [*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py")]
+    assert found, f"add {folder.relative_to(ROOT)}/test_{name}.py"
+
+
 def test_no_module_imports_itself_by_a_detour():
     graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which names the circle
 
@@ -143,14 +158,14 @@ assert rooms == {"checks", "examples", "core"}, rooms
 """
 
 
-def test_the_core_imports_nothing_of_the_library_but_checks_and_examples():
+def test_the_core_imports_only_checks_and_examples():
     reached = {room(target) for name in CORE for target in IMPORTS[name]}
     assert reached == {"core", "checks", "examples"}
     assert IMPORTS["checks"] == set()
     assert IMPORTS["examples"] == {"checks"}
 
 
-def test_the_core_runs_with_torch_numpy_and_jaxtyping_alone():
+def test_the_core_runs_with_torch_and_numpy_alone():
     subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=300)
 
 
@@ -165,7 +180,7 @@ def named(node):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_docstrings_name_parameters_and_fields_that_exist(name):
+def test_docstrings_name_what_exists(name):
     assert ast.get_docstring(TREES[name])
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -52,7 +52,7 @@ CONSTRAINTS = pins(LINES)
 LOCK = (ROOT / "locks/requirements.txt").read_text()
 
 
-def test_the_constraints_agree_with_every_requirement_and_every_pin_of_the_project():
+def test_constraints_agree_with_requirements_and_pins():
     extras = PROJECT["optional-dependencies"]
     pinned = [line for extra in extras.values() for line in extra]
     assert pins(pinned).items() <= CONSTRAINTS.items()
@@ -73,7 +73,7 @@ def hashed(text):
     return {line for line, _ in locked}
 
 
-def test_the_lock_has_hashes_of_everything_but_torch_and_names_no_host():
+def test_lock_has_hashes_and_names_no_host():
     torch = PYPROJECT["tool"]["uv"]["constraint-dependencies"]
     assert {*torch, *hashed(LOCK)} == {line for line in LINES if line[0] != "#"}
     assert "://" not in LOCK + "".join(LINES)
@@ -89,7 +89,7 @@ def test_what_is_installed_apart_is_locked(group):
     }.items() <= locked.items()
 
 
-def test_pip_takes_nothing_without_a_hash_and_builds_nothing():
+def test_pip_takes_only_hashed_wheels():
     """In the container and the workflows, in the Makefile all but torch and the library itself."""
     files = [
         ROOT / ".binder/Dockerfile",
@@ -112,7 +112,7 @@ def test_pip_takes_nothing_without_a_hash_and_builds_nothing():
     assert len(re.findall(r"\$\(PIP\)", makefile)) == 3
 
 
-def test_the_audit_reads_every_lock_and_fails_where_it_reads_nothing():
+def test_audit_reads_every_lock_and_can_fail():
     jobs = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text())["jobs"]
     [audit] = [
         step["run"] for step in jobs["audit"]["steps"] if "pip-audit -" in step.get("run", "")
@@ -121,7 +121,7 @@ def test_the_audit_reads_every_lock_and_fails_where_it_reads_nothing():
     assert "pip-audit --strict " in audit
 
 
-def test_the_conda_environment_agrees_with_the_constraints():
+def test_conda_agrees_with_the_constraints():
     assert "--constraint locks/constraints.txt" in CONDA_PIP
     assert pins(CONDA_PIP).items() <= CONSTRAINTS.items()
     assert {"torch", "numpy", "jupyter-book", "papermill", "nbval"} <= pins(CONDA_PIP).keys()
@@ -129,7 +129,7 @@ def test_the_conda_environment_agrees_with_the_constraints():
     assert python.removeprefix("python").startswith(PROJECT["requires-python"])
 
 
-def test_a_container_copies_what_is_there_and_makes_what_can_be_made():
+def test_container_copies_and_makes_what_is_there():
     steps = (ROOT / ".binder/Dockerfile").read_text()
     copied = re.findall(r"(?m)^COPY --chown=\S+ (.+) \S+$", steps)
     assert all((ROOT / path).exists() for line in copied for path in line.split())
@@ -149,7 +149,7 @@ def test_a_container_copies_what_is_there_and_makes_what_can_be_made():
     assert f"ARG NB_USER={container['remoteUser']} NB_UID=1000\n" in steps  # as Binder asks
 
 
-def test_metadata_of_the_wheel_are_those_of_the_citation():
+def test_metadata_of_wheel_and_citation_agree():
     """A repository's address, once there is one, stands in both."""
     for field in ("authors", "keywords"):
         assert PROJECT[field] == CITED[field]
@@ -165,7 +165,7 @@ def test_the_version_is_the_same_everywhere():
     assert versions == {attnmem.__version__}
 
 
-def test_the_versions_of_python_are_the_same_everywhere():
+def test_versions_of_python_are_the_same():
     makefile, readme = ((ROOT / name).read_text() for name in ("Makefile", "README.md"))
     first, last = re.search(r"\(3, (\d+)\) <= v <= \(3, (\d+)\)", makefile).groups()
     minors = [str(minor) for minor in range(int(first), int(last) + 1)]
@@ -184,7 +184,7 @@ def test_the_versions_of_python_are_the_same_everywhere():
 COUNTS = ["twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"]
 
 
-def test_the_chapters_of_the_argument_are_counted_right_in_words():
+def test_chapters_of_the_argument_are_counted_right():
     pages = [page for pages in dict(contents()[1:]).values() for page in pages]
     count = sum(Path(page).parent.name in ARGUMENT for page in pages)
     files = [
@@ -206,7 +206,7 @@ def test_the_chapters_of_the_argument_are_counted_right_in_words():
 ACTION = re.compile(r"^ *-? *uses: (\S+)(.*)$", re.M)
 
 
-def test_workflows_name_actions_by_commit_hold_few_permissions_and_no_expression_in_a_command():
+def test_workflows_are_pinned_and_hold_few_permissions():
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         text = path.read_text()
         for action, comment in ACTION.findall(text):
@@ -236,7 +236,7 @@ def test_no_file_contains(what):
             assert not found, f"{path.relative_to(ROOT)} contains {what}: {found[0]!r}"
 
 
-def test_a_clone_has_the_same_bytes_where_line_ends_are_translated():
+def test_a_clone_has_the_same_bytes_on_windows():
     files = [path for path in tracked() if path.suffix in (".csv", ".toml", ".md", ".ipynb")]
     names = "\n".join(str(path.relative_to(ROOT)) for path in files)
     said = git("check-attr", "--stdin", "eol", "text", input=names)
@@ -244,14 +244,14 @@ def test_a_clone_has_the_same_bytes_where_line_ends_are_translated():
     assert settled == set(names.split("\n"))
 
 
-def test_the_address_of_the_repository_stands_in_one_place():
+def test_the_address_stands_in_one_place():
     if address := repository()[0]:
         for path in tracked():
             if path.suffix != ".ipynb" and path.name != "_config.yml":  # first cells have it
                 assert address not in path.read_text(errors="ignore"), path.relative_to(ROOT)
 
 
-def test_text_is_read_and_written_in_the_same_encoding_on_every_system():
+def test_text_has_one_encoding_on_every_system():
     for path in (path for name in ("lib", "tools") for path in (ROOT / name).rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(call, ast.Call):
@@ -272,6 +272,6 @@ def test_python_below_make_reads_utf8_in_every_locale():
         assert "UTF-8\n" in subprocess.check_output(command, cwd=ROOT, env=environment, **seen)
 
 
-def test_the_book_is_built_from_committed_outputs_and_loads_no_folder_twice():
+def test_the_book_is_built_from_committed_outputs():
     assert config()["execute"]["execute_notebooks"] == "off"
     assert not (ROOT / "_static").exists()

@@ -152,7 +152,7 @@ def test_results_do_not_depend_on_the_default_device(function, arguments, option
         ({"d": np.int64(8), "pair": (np.uint8(1), "a")}, {"d": 8, "pair": (1, "a")}),
     ],
 )
-def test_check_and_function_are_given_numbers_of_python(given, seen):
+def test_checks_and_functions_get_numbers_of_python(given, seen):
     relations = []
     result = checked(lambda value: [value], also=lambda value: relations.append(value))(given)
     assert repr(result) == repr(relations) == repr([seen])  # which names numpy's types
@@ -192,7 +192,7 @@ def weighted(weights: attnmem.MHAWeights, query: Float[torch.Tensor, "*data B d"
 
 
 @pytest.mark.parametrize("dim", [0, "4", None])
-def test_an_argument_that_bounds_another_one_is_checked_first(dim):
+def test_an_argument_that_bounds_is_checked_first(dim):
     @checked
     def width(head_dim: Annotated[int, Range(1, "dim")], dim: int):
         return head_dim
@@ -229,13 +229,13 @@ OWN_CONTEXTS, QUERIES = DRAWN[:2, :4].transpose(0, 1), DRAWN[1, :4]
         ({"tokens": torch.zeros(4)}, "tokens: got dtype torch.float32; expected torch.int64"),
     ],
 )
-def test_an_argument_that_is_not_as_annotated_is_refused_by_name(changes, message):
+def test_an_argument_not_as_annotated_is_refused(changes, message):
     arguments = {"contexts": OWN_CONTEXTS, "queries": QUERIES} | changes
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         layer(**arguments)
 
 
-def test_arguments_at_the_ends_of_their_ranges_are_accepted():
+def test_the_ends_of_ranges_are_accepted():
     whole = {"tokens": torch.arange(4), "groups": (1, 2), "how": "adam", "skip": np.True_}
     for share in (0, 1, np.float32(0.5)):
         assert layer(OWN_CONTEXTS, QUERIES, heads=np.int8(3), share=share, **whole) == 3
@@ -252,7 +252,7 @@ def test_arguments_at_the_ends_of_their_ranges_are_accepted():
         ("W_Q", None, "weights.W_Q: got NoneType; expected a torch.Tensor of shape (*runs, H, d"),
     ],
 )
-def test_a_weight_that_does_not_fit_the_others_is_refused_by_name(field, tensor, message):
+def test_a_weight_that_does_not_fit_is_refused(field, tensor, message):
     assert weighted(MHA, QUERIES) == (4, 5)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         weighted(MHA._replace(**{field: tensor}), QUERIES)
