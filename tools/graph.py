@@ -6,6 +6,7 @@ that refers to a statement rests on it; a verdict rests on the statements that i
 names the one that is true instead. A theorem that states a claim of a paper is that claim.
 """
 
+import difflib
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from itertools import pairwise, product
@@ -18,6 +19,7 @@ import networkx as nx
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from attnmem.checks import refuse
 from attnmem.pages.reporting import CLAIMED, METADATA, NOT_YET, WORDS, Graded
 from attnmem.papers import Claim, claims, papers
 
@@ -223,6 +225,9 @@ def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> dict[s
         title, shade = f"{AUTHORS[claim.paper]}: {claim.label} ({outcome})", tone(claim, word)
         name, subject = _heading(claim, book)
     else:
+        if key not in book.statements:
+            near = ", ".join(difflib.get_close_matches(key, book.statements, 3, 0))
+            refuse("by or instead of a verdict", repr(key), f"the label of a statement: {near}")
         statement = book.statements[key]
         name, subject = statement.name.replace(" et al.", ""), statement.subject
         title, shade = f"{statement.name}: {subject}", "proof" if key in book.proofs else "plain"

@@ -4,6 +4,7 @@ import graphlib
 import itertools
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,13 @@ def test_what_is_named_is_there_and_proved():
     assert missing == set(), "no page states these: correct `by` or `instead`, or add `:label:`"
     assert by - {*FOUND.proofs} == set(), "these have no proof on their pages"
     graphlib.TopologicalSorter(FOUND.proofs).prepare()  # no proof rests on itself
+
+
+def test_a_label_without_a_statement_is_refused():
+    key, entry = next(iter(RECORDED.items()))
+    wrong = {**RECORDED, key: entry._replace(instead="prop-nothing")}
+    with pytest.raises(ValueError, match="got 'prop-nothing'; expected the label of a statement"):
+        graph.figure(FOUND, wrong)
 
 
 def test_every_node_is_a_link():
