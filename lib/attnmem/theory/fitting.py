@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -348,28 +347,6 @@ def lbfgs_steps(
         yield n_steps, before
 
 
-def adam_steps(
-    loss: Callable[[], Tensor],
-    leaves: Iterable[Tensor],
-    steps: int,
-    schedule: Callable[[torch.optim.Optimizer], LambdaLR],
-) -> Iterator[int]:
-    """Minimize a loss over its leaves by Adam; after each step the number of steps.
-
-    The loss may put the gradients beside the leaves itself: then it needs no gradient.
-    """
-    optimizer = torch.optim.Adam(leaves, lr=1.0, fused=True)  # times the rate of the schedule
-    rates = schedule(optimizer)
-    for step in range(1, steps + 1):
-        optimizer.zero_grad()
-        value = loss()
-        if value.requires_grad:
-            value.backward()
-        optimizer.step()
-        rates.step()
-        yield step
-
-
 @checked(also=_can_be_fitted)
 def adam(
     weights: Weights,
@@ -390,14 +367,17 @@ def adam(
     """
     problem = _Problem(contexts, queries, labels)
     weights = _copied(weights, grad=True)
-    batches = (problem.subset(rows) for rows in _batches(len(labels), batch, seed))
-    rates = partial(LambdaLR, lr_lambda=rate)  # which lr multiplies
+    optimizer = torch.optim.Adam(weights.tensors, lr=1.0, fused=True)  # times the rate of a step
+    rates = LambdaLR(optimizer, lr_lambda=rate)
+    batches = _batches(len(labels), batch, seed)
     best, least = _copied(weights), math.inf
-
-    def loss() -> Tensor:
-        return next(batches).loss(weights)
-
-    for n_steps in adam_steps(loss, weights.tensors, steps, rates):
+    for n_steps in range(1, steps + 1):
+        optimizer.zero_grad()
+        loss = problem.subset(next(batches)).loss(weights)
+        if loss.requires_grad:  # that of one layer has put the gradient beside the weights itself
+            loss.backward()
+        optimizer.step()
+        rates.step()
         if n_steps % _EVERY and n_steps < steps:
             continue
         current = _copied(weights)
