@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import functools
 import math
 import sys
 from collections import Counter
@@ -17,7 +16,7 @@ from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress
 from .lab.store import Rows
 from .lab.study import ALL, Selection, Study
 from .papers import papers
-from .terminal import perform, say_no_more
+from .terminal import parser_of, perform, say_no_more
 
 
 def _names(paper: str) -> list[str]:
@@ -32,10 +31,7 @@ for _study in STUDIES.values():
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace], int]]]:
     """The parser, and what does each command."""
-    exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
-    parser = exact(prog="python -m attnmem", description=__doc__.replace("``", ""))
-    parser.add_argument("--version", action="version", version=f"attnmem {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=exact)
+    parser, commands = parser_of("attnmem", __doc__, __version__)
     commands.add_parser("list", help="all studies, with the number of their runs")
     status = commands.add_parser("status", help="rows in the store; a CPU's time for the others")
     status.add_argument("--profile", choices=_PROFILES, action="append")

@@ -1,8 +1,9 @@
-"""What both commands do alike: wrap a report, say what went wrong in a line, end quietly."""
+"""What both commands do alike: a parser, reports, errors in a line, a quiet end."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import textwrap
@@ -15,6 +16,16 @@ def wrapped(lines: list[str]) -> str:
         width=74, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(wrapper.fill(line) for line in lines)
+
+
+def parser_of(
+    program: str, description: str, version: str
+) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction]:
+    """A parser with ``--version``, and where its commands are added; nothing is abbreviated."""
+    exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
+    parser = exact(prog=f"python -m {program}", description=description.replace("``", ""))
+    parser.add_argument("--version", action="version", version=f"attnmem {version}")
+    return parser, parser.add_subparsers(dest="command", required=True, parser_class=exact)
 
 
 def perform(

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from attnmem import __version__
 from attnmem.checks import need, refuse
-from attnmem.terminal import perform, wrapped
+from attnmem.terminal import parser_of, perform, wrapped
 from attnmem.theory.capacity import capacity
 
 from .examination import Examination, examine
@@ -260,10 +260,7 @@ def _bar(done: int, steps: int, step: str) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """Do what the command line asks for."""
-    exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
-    parser = exact(prog="python -m attnmem_yours", description=__doc__.replace("``", ""))
-    parser.add_argument("--version", action="version", version=f"attnmem {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=exact)
+    parser, commands = parser_of("attnmem_yours", __doc__, __version__)
     _add_capacity(commands)
     _add_examine(commands)
     _add_memorize(commands)
