@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from oracles import partitions
+
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
@@ -105,12 +107,4 @@ def free_rank(heads, E, e, d_h, mask=None):
 
 def cancelling_rank(heads, E, e, d_h, mask=None):
     """The largest rank where all outputs are zero, of all ways to group the heads."""
-    return max(rank(groups, E, e, d_h, mask) for groups in _partitions(heads))
-
-
-def _partitions(heads, most=None):
-    if not heads:
-        yield []
-    for size in range(min(heads, most or heads), 0, -1):
-        for rest in _partitions(heads - size, size):
-            yield [size, *rest]
+    return max(rank(groups, E, e, d_h, mask) for groups in partitions(heads))

@@ -7,27 +7,13 @@ from attnmem import deep, random_deep
 from attnmem.core.stacked import streams
 from attnmem.theory.tangents import deep_tangents, jacobian
 
-F64 = {"dtype": torch.float64}
+from oracles import F64, deep_output
 
 
 def plain(weights, tokens, skip, causal):
     """One example, one head, one query and one key at a time."""
-    outputs = []
-    for x in tokens:
-        x = [*x]
-        for W_Q, W_K, W_V, W_O in weights.layers:
-            after = []
-            for i, query in enumerate(x):
-                keys = x[: i + 1] if causal else x
-                y = query if skip else torch.zeros_like(query)
-                for Q, K, V, O in zip(W_Q, W_K, W_V, W_O, strict=True):
-                    powers = [torch.exp((query @ Q) @ (key @ K)) for key in keys]
-                    for power, key in zip(powers, keys, strict=True):
-                        y = y + power / sum(powers) * (key @ V @ O)
-                after.append(y)
-            x = after
-        outputs.append(x[-1] @ weights.W_D)
-    return torch.stack(outputs)
+    last_tokens = [deep_output(weights.layers, x, skip=skip, causal=causal) for x in tokens]
+    return torch.stack([last @ weights.W_D for last in last_tokens])
 
 
 def network(heads, d_h, d_v, d, n, examples, *, outputs=1, seed=0, logits=2.0, values=1.5):

@@ -9,7 +9,7 @@ import pytest
 from attnmem.core import bounds
 from attnmem.theory import deep_bounds
 
-from oracles import PRIME, product, rank_modulo, shares, written
+from oracles import PRIME, partitions, product, rank_modulo, shares, written
 
 
 @pytest.mark.parametrize(("size", "kappa"), [(2, 5), (3, 3 * 5 - 1), (7, 5 * 5 - 6)])
@@ -26,14 +26,6 @@ def test_floor_refuses_sizes_by_name(name, value):
     sizes = {"heads": [2, 1], "head_dim": 2, "value_dim": 2, "dim": 3}
     with pytest.raises(ValueError, match=f"^{name}: got"):
         deep_bounds.deep_floor(**sizes | {name.partition("\\")[0]: value})
-
-
-def partitions(total, largest=None):
-    if not total:
-        yield []
-    for first in range(min(total, largest or total), 0, -1):
-        for rest in partitions(total - first, first):
-            yield [first, *rest]
 
 
 def rho(k, m, d_h):

@@ -9,12 +9,9 @@ from attnmem.theory.cancelling import draw_base
 from attnmem.theory.deep_bounds import DeepGroups
 from attnmem.theory.tangents import scalar_outputs
 
-F64 = {"dtype": torch.float64}
+from oracles import F64, gaussian
+
 T, N, D = 6, 3, 5
-
-
-def gaussian(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
 
 
 def silent(family, tokens):

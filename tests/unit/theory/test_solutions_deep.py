@@ -15,11 +15,7 @@ from attnmem import DeepWeights, Layer, random_deep
 from attnmem.theory.solutions import certified_deep_solution, enclosed_jacobian
 from attnmem.theory.tangents import jacobian
 
-F64 = {"dtype": torch.float64}
-
-
-def draw(seed, *shape):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), **F64)
+from oracles import F64, uniform
 
 
 def positive(heads, d_h, d_v, d, seed=0):
@@ -27,9 +23,9 @@ def positive(heads, d_h, d_v, d, seed=0):
     sizes = itertools.cycle((0.7, 0.2, 0.5, 0.3))
     layers, shapes = [], ((d, d_h), (d, d_h), (d, d_v), (d_v, d))
     for layer, H in enumerate(heads):
-        drawn = [0.1 + draw(seed + 10 * layer + i, H, *shapes[i]) for i in range(4)]
+        drawn = [0.1 + uniform(seed + 10 * layer + i, H, *shapes[i]) for i in range(4)]
         layers.append(Layer(*(size * W for size, W in zip(sizes, drawn, strict=False))))
-    return DeepWeights(tuple(layers), 0.1 + draw(seed + 99, d, 1))
+    return DeepWeights(tuple(layers), 0.1 + uniform(seed + 99, d, 1))
 
 
 def on_one_token(weights, X, skip):
@@ -86,7 +82,7 @@ def test_box_of_layers_on_one_token(heads, d, T, wanted, skip):
     weights = positive(heads, 2, 2, d)
     no_logits = [W._replace(W_Q=0 * W.W_Q, W_K=0 * W.W_K) for W in weights.layers]
     weights = weights._replace(layers=tuple(no_logits))
-    X = 0.3 * draw(5, T, d) + torch.eye(d, **F64)[:T]
+    X = 0.3 * uniform(5, T, d) + torch.eye(d, **F64)[:T]
 
     def outputs(at):
         return on_one_token(at, X, skip)
@@ -122,7 +118,7 @@ def test_box_of_layers_on_one_token(heads, d, T, wanted, skip):
 
 @pytest.mark.parametrize("labels", [[0.5, float("nan")], [0.5, float("inf")], [0.5]])
 def test_impossible_labels_are_refused(labels):
-    weights, X = positive((1, 1), 1, 1, 2), draw(3, 2, 2, 2)
+    weights, X = positive((1, 1), 1, 1, 2), uniform(3, 2, 2, 2)
     with pytest.raises(ValueError, match=r"^labels: got"):
         certified_deep_solution(weights, X, torch.tensor(labels, **F64))
 
@@ -131,7 +127,7 @@ def test_impossible_labels_are_refused(labels):
 @pytest.mark.parametrize("causal", [True, False])
 def test_derivatives_are_enclosed_at_few_bits(skip, causal):
     weights = random_deep((2, 1), 2, 2, 3, torch.Generator().manual_seed(0), outputs=2)
-    X = draw(1, 2, 3, 3)
+    X = uniform(1, 2, 3, 3)
     enclosed = enclosed_jacobian(weights, X, skip=skip, causal=causal)
     exact = enclosed(1024)
     entries = torch.tensor([float(ball.mid()) for ball in exact.entries()], **F64)
