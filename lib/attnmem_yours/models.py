@@ -13,6 +13,7 @@ from attnmem.checks import checked, reading, refuse
 from attnmem.terminal import wrapped
 from attnmem.theory.blocks import Model, Part
 from attnmem.theory.capacity import Capacity
+from attnmem.theory.floors import Floor, model_floor
 
 from .families import read
 
@@ -51,6 +52,11 @@ class ModelCapacity:
         return self.by_eps + sum(part.times * part.matter for part in self.parts)
 
     @property
+    def floor(self) -> Floor | None:
+        """Examples with all their labels met, whatever these are; not known for adapters."""
+        return None if self.adapted else model_floor(self.model, self.outputs)
+
+    @property
     def layer(self) -> Capacity | None:
         """One attention layer by itself; not with norms of queries, or biases of norms alone."""
         block = self.model.blocks[0]
@@ -72,7 +78,7 @@ class ModelCapacity:
 
     def _answer(self) -> list[str]:
         model, layer = self.model, self.model.blocks[0].attention
-        most_examples = self.matter // self.outputs
+        most, floor = self.matter // self.outputs, self.floor
         read_out = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
         trained = f"with a read-out of {read_out}"
         if self.adapted:
@@ -81,13 +87,18 @@ class ModelCapacity:
         exactness = "At nearly all small sizes it is so many."
         if self.adapted or any(block.homogeneous for block in model.blocks):
             exactness = "It may be fewer."
-        return [
-            f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}",
+        lines = [f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}"]
+        if floor and floor.examples:
+            lines.append(
+                f"Any real labels of {floor.examples:,} examples are met by some weights "
+                f"({floor.evidence})."
+            )
+        lines.append(f"Of more than {most:,} examples almost no real labels are met (proved).")
+        lines.append(
             f"Of {self.parameters:,} numbers, {trained}, at most {self.matter:,} matter{of_eps}. "
-            f"So random real labels of more than {most_examples:,} examples are almost never met: "
-            f"proved. ({exactness} Counted are these parts alone, no pooler, deeper head or "
-            "convolution.)",
-        ]
+            f"{exactness} Counted are these parts alone, no pooler, deeper head or convolution."
+        )
+        return lines
 
     def _table(self) -> list[str]:
         lines = [f"{'numbers':>20}{'matter':>16}"]
