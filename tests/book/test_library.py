@@ -78,10 +78,10 @@ def test_the_library_never_imports_the_tool():
         assert not re.search(r"^\s*(from|import) attnmem_yours", path.read_text(), re.M), path
 
 
-def test_only_pages_on_own_data_use_the_tool():
+def test_only_pages_of_the_tool_use_it():
     pages = (ROOT / "book" / "text").glob("*/*.md")
     users = {page.stem for page in pages if re.search("(?m)^from attnmem_yours", page.read_text())}
-    assert users == {"your-data", "your-model"}
+    assert users == {"your-data", "your-model", "explorer"}
 
 
 @pytest.mark.parametrize("path", TOOL, ids=lambda path: path.stem)

@@ -237,9 +237,12 @@ class Model:
 
     def _places(self, tied: bool) -> int:
         """What positions and types show; positions, or words that are not tied, absorb one type."""
+        return self.places(tied=tied) * self.blocks[0].attention.token_dim
+
+    def places(self, *, tied: bool) -> int:
+        """Vectors of positions and types that show, one type less if others absorb it."""
         absorbed = 1 if self.positions or (self.words and not tied) else 0
-        vectors = self.positions + max(0, self.types - absorbed)
-        return vectors * self.blocks[0].attention.token_dim
+        return self.positions + max(0, self.types - absorbed)
 
     def _first_norm(self, tied: bool) -> Part:
         block, m = self.blocks[0], self.blocks[0].attention.token_dim

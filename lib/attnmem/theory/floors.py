@@ -80,7 +80,7 @@ def _without_relu(block: Block) -> Block:
 
 def _read_out(blocks: Sequence[Block], m: int) -> int:
     """What the read-out shows, and a constant that some bias writes."""
-    written = any(block.mlp_bias or block.attention.bias for block in blocks)
+    written = any(block.mlp_bias or {*"vo"} & {*block.attention.bias} for block in blocks)
     return m + int(blocks[0].shift) + int(written)
 
 
@@ -152,7 +152,8 @@ def _heard(blocks: Sequence[Block], m: int, outputs: int) -> int:
         if plain and not first.parallel:  # the first heads are heard by those of their groups
             labels += heads * written
         for layer, times in Counter(block.attention for block in blocks).items():
-            labels += _groups_of_heads(layer, layer.groups * times, m, fewest=max(1, heads))
+            if times > 1:  # two heads of one layer with equal attention would be heard as one
+                labels += _groups_of_heads(layer, layer.groups * times, m, fewest=max(1, heads))
         return labels
     labels += _pairs_of_units(first, q * (gaps - 1) + q // 2 * 2, m)
     if len(layers) == 1:
@@ -174,9 +175,64 @@ def _heard_by_heads(layer: LayerSizes, gaps: int, m: int) -> int:
     return labels
 
 
-# --- two copies side by side ----------------------------------------------------------------------
+# --- copies side by side --------------------------------------------------------------------------
 
 
 def _doubled(model: Model, outputs: int) -> int:
-    """Examples by two copies of half the width; 0 where sizes do not divide, or are too many."""
-    return 0
+    """Examples by two equal models for each output, side by side; 0 where sizes do not divide."""
+    copies, block = 2 * outputs, model.blocks[0]
+    if not model.learned or block.attention.dim % copies:
+        return 0
+    blocks = [_part_of_width(block, copies) for block in model.blocks]
+    d, m = blocks[0].attention.dim, blocks[0].attention.token_dim
+    # Turned or normed heads that are wider than their input show less.
+    if m < 1 or any(
+        (block.attention.turned or block.attention.normed) and block.attention.head_dim > m
+        for block in blocks
+    ):
+        return 0
+    # Norms that are held fixed are linear: so any invertible map of the stream is undone, and
+    # nothing of the norms is seen.
+    labels = sum(_seen(block) for block in blocks) - _unseen_at_the_end(blocks[-1])
+    rows = model.learned + 1 if model.patch and model.patch_bias else model.learned
+    labels += rows * m - d * d + model.places(tied=False) * m
+    if model.words and model.positions:  # words can be shifted, and positions back
+        labels -= m
+    if model.blocks[0].place == "out":
+        labels -= m - 1
+    return max(0, labels + m + int(block.shift))
+
+
+def _part_of_width(block: Block, copies: int) -> Block:
+    layer = block.attention
+    dim = layer.dim // copies
+    part = dataclasses.replace(
+        layer,
+        dim=dim,
+        token_dim=dim - (layer.dim - layer.token_dim),
+        groups=layer.groups // copies,
+        normed="head" if layer.normed == "head" else "",
+    )
+    silent = block.homogeneous and block.place != "pre"
+    units = 0 if silent else block.units // copies
+    return dataclasses.replace(block, attention=part, units=units, place="pre")
+
+
+def _seen(block: Block) -> int:
+    """What an attention layer and an MLP show, if norms are held fixed."""
+    layer = block.attention
+    seen = sum(part.matter for part in block.parts())
+    if layer.normed:
+        seen -= layer.norm_weights - (layer.head_dim - layer.turned // 2)
+    return seen
+
+
+def _unseen_at_the_end(block: Block) -> int:
+    """What one output does not see of the last outer maps: all but one of their columns."""
+    layer, m = block.attention, block.attention.token_dim
+    unseen = block.units * (m - 1) + (m - 1 if block.mlp_bias else 0)
+    if block.parallel or not block.units:
+        g = layer.heads_per_group
+        shown = low_rank_dim(layer.value_dim, m, g * m) - low_rank_dim(layer.value_dim, m, g)
+        unseen += layer.groups * shown + m
+    return unseen

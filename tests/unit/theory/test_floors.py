@@ -83,3 +83,24 @@ def test_too_few_dimensions_have_no_floor(dim):
 def test_outputs_below_one_are_refused():
     with pytest.raises(ValueError, match="^outputs: got 0"):
         model_floor(model(), 0)
+
+
+def test_doubling_is_what_half_a_model_shows():
+    """By hand: RMSNorms behind sums, one block of two heads and four units, twenty words."""
+    attention = layer(dim=8)
+    block = Block(attention=attention, units=4, place="post")
+    d = 4  # half the width, one head, two units
+    logits = values = bounds.low_rank_dim(2, d, d)
+    units = 2 * (d + 1)  # the last outer maps show one column
+    by_hand = logits + values + units + 20 * d - d * d + d
+    post = Model(name="", blocks=(block,), words=20)
+    assert model_floor(post).examples == by_hand
+    assert model_floor(dataclasses.replace(post, words=0)).examples == 0  # tokens are not doubled
+
+
+def test_blocks_of_two_kinds_count_no_less_than_heads_apart():
+    turned, still = layer(turned=2), layer()
+    blocks = [Block(attention=a, units=4) for a in (turned, turned, still)]
+    mixed = model_floor(Model(name="", blocks=tuple(blocks))).examples
+    assert mixed < labels()
+    assert mixed > labels(attention=NO_HEADS)
