@@ -80,7 +80,11 @@ def _without_relu(block: Block) -> Block:
 
 def _read_out(blocks: Sequence[Block], m: int) -> int:
     """What the read-out shows, and a constant that some bias writes."""
-    written = any(block.mlp_bias or {*"vo"} & {*block.attention.bias} for block in blocks)
+    written = any(
+        (block.mlp_bias and block.units)
+        or (block.attention.groups and {*"vo"} & {*block.attention.bias})
+        for block in blocks
+    )
     return m + int(blocks[0].shift) + int(written)
 
 
