@@ -118,7 +118,7 @@ class Network(NamedTuple):
     d_v: int
 
     kind = "fits of networks"
-    derived = ("ceiling", "weights", "flat")
+    derived = ("ceiling", "weights", "flat", "narrow")
 
     @property
     def ceiling(self) -> int:
@@ -132,8 +132,14 @@ class Network(NamedTuple):
 
     @property
     def flat(self) -> int:
-        """The ceiling of one layer of the same heads, so with as many weights."""
+        """The ceiling of one layer of the same heads, and so of as many weights."""
         return self._replace(layers=1, H=self.layers * self.H).ceiling
+
+    @property
+    def narrow(self) -> int:
+        """The ceiling of one layer of as many weights, in more heads with values of width one."""
+        heads = (self.weights - self.d) // (2 * self.d * (self.d_h + 1))
+        return self._replace(layers=1, H=heads, d_v=1).ceiling
 
     @property
     def words(self) -> str:

@@ -42,6 +42,8 @@ def test_networks_of_a_family_have_equal_weights():
     net = next(net for net in family if (net.d, net.layers) == (6, 2))
     weights = random_deep((net.H,) * net.layers, net.d_h, net.d_v, net.d, g)
     assert sum(W.numel() for W in weights.tensors) == net.weights
+    # One layer of as many heads, and of as many weights, with values of width one.
+    assert (net.flat, net.narrow) == (6 * 26 + 6, 8 * 26 + 6)
 
 
 @pytest.mark.parametrize("context", ["own", "shared"])
