@@ -373,8 +373,8 @@ def deep_ceiling(
 
     The rank is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o` for contexts of two
     tokens or more, with full or causal attention (theorem ``thm-depth-rank``). Without ``skip`` the
-    count is the rank for three tokens or more; for two the rank can be smaller if a layer before
-    the last writes more dimensions than are written before it (``thm-depth-bare``).
+    count is the rank for three tokens or more (``thm-depth-bare``); for two the rank can be smaller
+    if a layer before the last writes more dimensions than are written before it.
 
     Example:
         >>> deep_ceiling([4], 2, 1, 6) == own_context_ceiling(4, 2, 6) + 6
