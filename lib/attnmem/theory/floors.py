@@ -187,7 +187,11 @@ def _doubled(model: Model, outputs: int) -> int:
     copies, block = 2 * outputs, model.blocks[0]
     if not model.learned or block.attention.dim % copies:
         return 0
+    if len(model.blocks) == 1 and (block.parallel or not block.units):
+        return 0
     blocks = [_part_of_width(block, copies) for block in model.blocks]
+    if block.parallel:  # the first MLP reads words before they are mixed, which may be few
+        blocks[0] = dataclasses.replace(blocks[0], units=0)
     d, m = blocks[0].attention.dim, blocks[0].attention.token_dim
     # Turned or normed heads that are wider than their input show less.
     if m < 1 or any(
@@ -200,7 +204,8 @@ def _doubled(model: Model, outputs: int) -> int:
     labels = sum(_seen(block) for block in blocks) - _unseen_at_the_end(blocks[-1])
     rows = model.learned + 1 if model.patch and model.patch_bias else model.learned
     labels += rows * m - d * d + model.places(tied=False) * m
-    if model.words and model.positions:  # words can be shifted, and positions back
+    # Words can be shifted, and positions back, or behind norms that are held fixed the biases.
+    if model.words and (model.positions or block.place == "post"):
         labels -= m
     if model.blocks[0].place == "out":
         labels -= m - 1

@@ -92,7 +92,8 @@ def test_doubling_is_what_half_a_model_shows():
     d = 4  # half the width, one head, two units
     logits = values = bounds.low_rank_dim(2, d, d)
     units = 2 * (d + 1)  # the last outer maps show one column
-    by_hand = logits + values + units + 20 * d - d * d + d
+    words = 20 * d - d * d - d  # up to maps of the stream, and to shifts
+    by_hand = logits + values + units + words + d
     post = Model(name="", blocks=(block,), words=20)
     assert model_floor(post).examples == by_hand
     assert model_floor(dataclasses.replace(post, words=0)).examples == 0  # tokens are not doubled
