@@ -96,7 +96,10 @@ def _alone(blocks: Sequence[Block], m: int, outputs: int) -> int:
     block = blocks[0]
     labels = _pairs_of_units(block, sum(block.units for block in blocks) // outputs, m)
     for layer, times in Counter(block.attention for block in blocks).items():
-        labels += _groups_of_heads(layer, layer.groups * times // outputs, m)
+        groups = layer.groups
+        if layer.normed == "all":  # pairs stand in one layer
+            groups -= groups % 2
+        labels += _groups_of_heads(layer, groups * times // outputs, m)
     return labels
 
 
@@ -125,6 +128,8 @@ def _shape(layer: LayerSizes, m: int) -> tuple[int, int, int]:
 def _pair_of_groups(layer: LayerSizes, m: int) -> int:
     """What two groups of equal keys show, whose values cancel."""
     values = low_rank_dim(layer.value_dim, m, layer.heads_per_group)
+    if layer.normed and layer.head_dim == 1:  # its logits are signs
+        return 0
     # Logits behind norms, or turned in more dimensions than they read, are left out.
     if layer.normed or (layer.turned and layer.head_dim > m):
         return values
@@ -147,6 +152,8 @@ def _heard(blocks: Sequence[Block], m: int, outputs: int) -> int:
         return 0
     layer, q, heads = layers[0], first.units, first.attention.heads
     written = min(layer.value_dim, m) * m
+    if layer.normed and layer.head_dim == 1:
+        written = 0
     plain = layer.plain and not layer.normed and len(layers) == 1
     if q < 2:
         return _heard_by_heads(layer, gaps, m) if plain and not q and outputs == 1 else 0
@@ -156,11 +163,13 @@ def _heard(blocks: Sequence[Block], m: int, outputs: int) -> int:
         if plain and not first.parallel:  # the first heads are heard by those of their groups
             labels += heads * written
         for layer, times in Counter(block.attention for block in blocks).items():
-            if times > 1:  # two heads of one layer with equal attention would be heard as one
+            # Two heads of one layer with equal attention would be heard as one, and heads that are
+            # normed together attend alike in whole layers only.
+            if times % 2 == 0 or (times > 1 and layer.normed != "all"):
                 labels += _groups_of_heads(layer, layer.groups * times, m, fewest=max(1, heads))
         return labels
     labels += _pairs_of_units(first, q * (gaps - 1) + q // 2 * 2, m)
-    if len(layers) == 1:
+    if len(layers) == 1 and layer.normed != "all":
         groups, ends = layer.groups * (gaps - 1), layer.groups // 2
         fewest = layer.groups if gaps > 1 else ends
         labels += _groups_of_heads(layer, groups + 2 * ends, m, fewest=max(1, fewest))
