@@ -182,7 +182,7 @@ def test_ruler_shows_what_every_run_met():
 
 
 def test_ruler_shows_what_a_chapter_builds():
-    chapter = (BOOK / "text" / "answer" / "weights.md").read_text(encoding="utf-8")
+    chapter = (BOOK / "text" / "answer" / "capacity.md").read_text(encoding="utf-8")
     ((heads, count),) = numbers("ruler")["built"].items()
     assert f"\nlabels = {count}  # " in chapter
     assert f"heads={heads}" in chapter.replace(" ", "")

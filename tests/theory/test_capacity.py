@@ -9,6 +9,7 @@ import torch
 from attnmem import MHAWeights, mha, random_mha
 from attnmem.core import bounds
 from attnmem.theory.cancelling import memorize_by_cancellation, memorize_by_difference
+from attnmem.theory.fitting import levenberg_marquardt
 from attnmem.theory.independence import certified_rank
 from attnmem.theory.solutions import certified_solution, enclosed_derivative
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, solved, tangents
@@ -262,6 +263,34 @@ def test_one_head_misses_some_labels_of_tight_contexts():
         assert abs(float(outputs @ out)) < 0.1 * float(outputs.norm())
     weights = memorize_by_cancellation(E, e, out, heads=2, head_dim=d, seed=0)
     assert missed(weights, E, e, out) <= 1e-8
+
+
+def out_of_reach(d, g, moved=1e-3):
+    """The data and labels of the proposition on two heads, all moved a little."""
+    T = d * d * (d + 1) // 2 + d + 1
+    delta, e = gaussian(g, T, d), gaussian(g, T, d)
+    i, j = torch.triu_indices(d, d)
+    products = torch.einsum("tp,tk->tpk", delta[:, i] * delta[:, j], e).flatten(1)
+    basis = torch.linalg.svd(products)[0][:, T - d - 1 :]  # orthogonal to the products
+    centres, y = 50 * basis[:, :d], T**0.5 * basis[:, d]  # far from zero: contexts are tight
+    E = torch.stack([centres, centres + delta], 1)
+    return [x + moved * gaussian(g, *x.shape) for x in (E, e, y)]
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("d", "T"), [(1, 3), (2, 9)])
+def test_two_heads_miss_some_labels_below_the_ceiling(d, T, seed):
+    """Of an open set of data; training does not find them, and four heads meet them."""
+    g = torch.Generator().manual_seed(seed)
+    E, e, y = out_of_reach(d, g)
+    assert len(y) == T < bounds.own_context_ceiling(2, d, d)
+    for _ in range(4):
+        maps = 1.5 * gaussian(g, 2, d, d), 1.5 * gaussian(g, 2, d, d)
+        fit = levenberg_marquardt(ScalarHeads(*maps, gaussian(g, 2, d)), E, e, y, steps=100)
+        assert fit.error > 1e-4
+    weights = memorize_by_cancellation(E, e, y, heads=4, head_dim=d, seed=0)
+    assert missed(weights, E, e, y) <= 1e-7
 
 
 # --- proofs in balls ------------------------------------------------------------------------------
