@@ -22,9 +22,9 @@ from attnmem.theory.fitting import MET
 from . import families
 from .modules import _drops
 
-# Parameters of a block: norms, attention (the others are an MLP), and the maps by which these two
-# write to the tokens (the others read them).
-_NORM, _ATTENTION = re.compile(r"norm|ln_"), re.compile(r"attn|attention")
+# Names of parameters in a block: of norms, of attention (the others are an MLP), and of the maps by
+# which these two write to the tokens (the others read them).
+_NORM, _ATTENTION = re.compile(r"norm|ln_"), re.compile(r"\.\d+\..*att(n|ention)")
 _WRITES = re.compile(r"\b((o|out|c|down)_proj|dense(_4h_to_h)?|fc2|fc_out|linear2)\.")
 # How much is written to the idle direction, and the largest label, at which Newton's steps are
 # tried: large ones lose less to rounding, and at small ones the model is nearly linear.
@@ -40,7 +40,7 @@ _Tensors = dict[str, Tensor]  # by the names of parameters
 class Met:
     """A model that :func:`meet_labels` has given weights, and how well it meets the labels."""
 
-    module: nn.Module  # a copy in float64
+    module: nn.Module  # a copy in float64, whose parameters ask for no gradient
     read_out: Float[Tensor, " d"]  # labels are the last token's outputs times this vector
     rank: int  # of the derivative at the silent weights on these inputs
     errors: Float[Tensor, " T"]  # of ``predict``, in shares of the largest label
@@ -91,7 +91,7 @@ def meet_labels(
         seed: Draws the silent weights.
 
     The errors are those of this model on these inputs, all in float64. They say nothing of other
-    inputs, of rounded weights, or of norms that a module computes in float32.
+    inputs; rounded weights, and norms that a module computes in float32, lose digits.
 
     Example:
         >>> sizes = {"d_model": 6, "nhead": 2, "dim_feedforward": 4, "activation": "gelu"}
@@ -214,7 +214,7 @@ class _Silent:
         return vmap(lambda example: grad_and_value(output)(at, example))(self.inputs)
 
     def limit(self, at: Float[Tensor, " N"], example: Tensor) -> tuple[Tensor, Tensor]:
-        """The output where nothing is written, behind its slope there, which is the limit."""
+        """The output over ``written`` as this goes to 0, a slope; and the output itself there."""
         zero, one = at.new_zeros(()), at.new_ones(())
         output, slope = jvp(lambda written: self.output(at, example, written), (zero,), (one,))
         return slope, output

@@ -236,3 +236,18 @@ def test_what_is_not_one_label_for_each_example_is_refused():
         meet_labels(encoder(), inputs, torch.cat([normal(19), torch.tensor([torch.nan])]))
     with pytest.raises(ValueError, match=r"^labels: got .* of .* weights; expected at most"):
         meet_labels(encoder(), normal(1, 3, D).expand(10**6, 3, D), torch.zeros(10**6))
+
+
+def test_one_block_of_words_leaves_the_read_out():
+    """The block mixes the words, so that only tokens are read: six of their coordinates."""
+    module = encoder(1, before=nn.Embedding(10, D))
+    inputs = torch.combinations(torch.arange(10), 3)
+    assert meet_labels(module, inputs[:6], normal(6)).errors.max() < 1e-6
+    with pytest.raises(ValueError, match=r"^labels: got 7; expected at most 6"):
+        meet_labels(module, inputs[:7], normal(7))
+
+
+def test_names_around_the_blocks_do_not_matter():
+    module = nn.Sequential()
+    module.add_module("attention_norm_dense", encoder(1))
+    assert meet_labels(module.eval(), normal(20, 3, D), normal(20)).errors.max() < 1e-6
