@@ -251,3 +251,21 @@ def test_names_around_the_blocks_do_not_matter():
     module = nn.Sequential()
     module.add_module("attention_norm_dense", encoder(1))
     assert meet_labels(module.eval(), normal(20, 3, D), normal(20)).errors.max() < 1e-6
+
+
+def test_norms_of_a_trained_model_are_kept_or_shared():
+    """All silent blocks have the norms of the first one; the last norm keeps its own."""
+    module = encoder()
+    for seed, (name, W) in enumerate(module.named_parameters()):
+        if "norm" in name:
+            W.data = 1 + 0.5 * normal(len(W), seed=seed)
+    met = meet_labels(module, normal(100, 3, D), normal(100))
+    assert met.errors.max() < 1e-6
+    blocks = met.module[1].layers
+    assert torch.equal(blocks[0].norm1.weight, blocks[1].norm1.weight)
+    assert torch.equal(met.module[1].norm.weight[2:], module[1].norm.weight[2:].double())
+
+
+def test_a_word_may_be_that_of_padding():
+    met = meet_labels(built("gpt2", pad_token_id=0), sequences(50), normal(50))
+    assert met.errors.max() < 1e-6
