@@ -196,7 +196,7 @@ def _doubled(model: Model, outputs: int) -> int:
     copies, block = 2 * outputs, model.blocks[0]
     if not model.learned or block.attention.dim % copies:
         return 0
-    if len(model.blocks) == 1 and (block.parallel or not block.units):
+    if len(model.blocks) == 1:  # which reads words before they are mixed
         return 0
     blocks = [_part_of_width(block, copies) for block in model.blocks]
     if block.parallel:  # the first MLP reads words before they are mixed, which may be few

@@ -81,20 +81,20 @@ def test_too_few_dimensions_have_no_floor(dim):
 
 
 def test_outputs_below_one_are_refused():
-    with pytest.raises(ValueError, match="^outputs: got 0"):
+    with pytest.raises(ValueError, match=r"^outputs: got 0"):
         model_floor(model(), 0)
 
 
 def test_doubling_is_what_half_a_model_shows():
-    """By hand: RMSNorms behind sums, one block of two heads and four units, twenty words."""
+    """By hand: RMSNorms behind sums, two blocks of two heads and four units, twenty words."""
     attention = layer(dim=8)
     block = Block(attention=attention, units=4, place="post")
     d = 4  # half the width, one head, two units
     logits = values = bounds.low_rank_dim(2, d, d)
-    units = 2 * (d + 1)  # the last outer maps show one column
+    units = 2 * (d + d) + 2 * (d + 1)  # the last outer maps show one column
     words = 20 * d - d * d - d  # up to maps of the stream, and to shifts
-    by_hand = logits + values + units + words + d
-    post = Model(name="", blocks=(block,), words=20)
+    by_hand = 2 * (logits + values) + units + words + d
+    post = Model(name="", blocks=(block,) * 2, words=20)
     assert model_floor(post).examples == by_hand
     assert model_floor(dataclasses.replace(post, words=0)).examples == 0  # tokens are not doubled
 
