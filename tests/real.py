@@ -143,8 +143,11 @@ def inputs(model, row, file, count):
     return {"input_features": torch.randn(count, file["num_mel_bins"], 2 * N, generator=draw)}
 
 
-def rank(kind, own):
-    """The rank of the derivative of one number at the last token by all parameters."""
+def singular_values(kind, own):
+    """Of the derivative of one number at the last token by all parameters, and how many these are.
+
+    Its columns have length one, and then its rows; the largest value is one.
+    """
     config, file = configuration(kind, own)
     model, module = read(file), built(config)
     for part in module.modules():
@@ -182,8 +185,14 @@ def rank(kind, own):
     size = J.norm(dim=0)
     J = J[:, size > 1e-13 * size.max()] / size[size > 1e-13 * size.max()]
     s = torch.linalg.svdvals(J / J.norm(dim=1, keepdim=True))
-    found = int((s > 1e-11 * s[0]).sum())
-    gap = [*(s / s[0]).tolist(), 0.0][found - 1 : found + 1]
+    return s / s[0], numbers
+
+
+def rank(kind, own):
+    """The rank of this derivative."""
+    s, numbers = singular_values(kind, own)
+    model, found = read(configuration(kind, own)[1]), int((s > 1e-11).sum())
+    gap = [*s.tolist(), 0.0][found - 1 : found + 1]
     known = [counted(model, which) for which in ("numbers", "matter")]
     return {"kind": kind, "own": own, "found": [numbers, found], "counted": known, "gap": gap}
 
