@@ -253,6 +253,7 @@ TRAPS = {
 }
 
 
+@pytest.mark.hostile("mahdavi-finding-models-floor")
 @pytest.mark.parametrize("trap", TRAPS)
 def test_floor_in_traps(trap):
     model = TRAPS[trap]
