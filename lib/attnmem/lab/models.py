@@ -1,4 +1,4 @@
-"""The models that are trained: the transformers of Dana et al. and the layer of Mahdavi et al.
+"""The models that are trained: of Dana et al. transformers, of Mahdavi et al. a layer, and a block.
 
 Weights are dictionaries of tensors whose leading axis ``R`` stacks independent runs. A decision
 that a paper leaves open is marked ``# open:``. A model is its initial weights and its outputs, and
@@ -162,6 +162,38 @@ def feed_forward(P: Parameters, run: Run, layer: int, y: Float[Tensor, "R d B"])
     return y + P[f"b_2.{layer}"][..., None] if f"b_2.{layer}" in P else y
 
 
+# --- one block that stores facts ------------------------------------------------------------------
+
+FROZEN = ("subjects", "relations", "objects")  # tables of vectors around the block
+
+
+def initial_block(run: Run, g: torch.Generator) -> Parameters:
+    """A block of attention and MLP without biases, and random vectors, which are not trained."""
+    d, d_h, H = run.d, run.d_h, run.H
+    normal = functools.partial(torch.randn, generator=g, dtype=torch.float32)
+    P = {name: normal(run.N, d) for name in FROZEN}
+    for name in ("W_Q", "W_K", "W_V"):
+        P[f"{name}.0"] = _uniform(g, H, d_h, d)
+    P["W_O.0"] = _uniform(g, H, d, d_h, bound=(H * d_h) ** -0.5)
+    return P | {"W_1": _uniform(g, run.width, d), "W_2": _uniform(g, d, run.width)}
+
+
+def block_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R N B"]:
+    """Logits of the objects, read from the stream at the relation, after the subject."""
+    subjects, relations = tokens.unbind(dim=-1)
+    first = take_columns(P["subjects"].mT, subjects)  # (R, d, B)
+    stream = take_columns(P["relations"].mT, relations)
+    _, attended = _attend_to_pair(*layer_maps(P, run, 0), _normed(first), _normed(stream))
+    stream = stream + attended
+    stream = stream + P["W_2"] @ F.gelu(P["W_1"] @ _normed(stream))
+    return P["objects"] @ stream
+
+
+def _normed(x: Float[Tensor, "R d B"]) -> Float[Tensor, "R d B"]:
+    """An RMSNorm without weights."""
+    return x * x.square().mean(dim=1, keepdim=True).add(1e-6).rsqrt()
+
+
 # --- Mahdavi et al. -------------------------------------------------------------------------------
 
 
@@ -226,11 +258,13 @@ class Model(NamedTuple):
     outputs: Callable[..., Float[Tensor, "R N B"]]
     tasks: tuple[str, ...]  # what it can be trained on, names in PROTOCOLS
     variants: tuple[str, ...] = ("code",)  # how the paper can be read
+    frozen: tuple[str, ...] = ()  # the names of weights that are not trained
 
 
 _PAIRS = Model(initial_aot, aot_logits, ("bigrams", "associations"), (*VARIANTS,))
 _CONTEXTS = Model(initial_mha, mha_outputs, ("classes", "reals"))
-MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS}
+_FACTS = Model(initial_block, block_logits, ("associations",), frozen=FROZEN)
+MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS, "block": _FACTS}
 
 
 def guaranteed(run: Run) -> int:
@@ -270,7 +304,8 @@ def by_autograd(P: Parameters, run: Run, *batch: Tensor) -> Losses:
         by_example = F.cross_entropy(outputs, labels, reduction="none")
 
     def gradient(derivatives: Tensor) -> Sequence[Tensor]:
-        return torch.autograd.grad(by_example, [*P.values()], derivatives)
+        trained = [W for W in P.values() if W.requires_grad]
+        return torch.autograd.grad(by_example, trained, derivatives)
 
     return by_example.detach(), outputs.detach(), gradient
 
@@ -291,5 +326,6 @@ def parameter_count(run: Run) -> int:
 
 @functools.cache
 def _shapes(run: Run) -> dict[str, torch.Size]:
-    P = MODELS[run.model].initial(run, generator(run, "weights"))
-    return {name: W.shape for name, W in P.items()}
+    model = MODELS[run.model]
+    P = model.initial(run, generator(run, "weights"))
+    return {name: W.shape for name, W in P.items() if name not in model.frozen}

@@ -137,8 +137,11 @@ class Protocol(abc.ABC):
         self.run, self.model = runs[0], MODELS[runs[0].model]  # what all have in common
         initial = [self.model.initial(run, generator(run, "weights")) for run in runs]
         stacked = {name: torch.stack([P[name] for P in initial]) for name in initial[0]}
-        self.parameters = {name: W.to(device).requires_grad_() for name, W in stacked.items()}
-        self.adam = FusedAdam(self.parameters.values())
+        self.parameters = {
+            name: W.to(device).requires_grad_(name not in self.model.frozen)
+            for name, W in stacked.items()
+        }
+        self.adam = FusedAdam(W for W in self.parameters.values() if W.requires_grad)
         self.captured = Captured() if device.type == "cuda" else None
         self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
         # Steps that are made at once: as many as divide the interval, so that one graph does.

@@ -66,7 +66,7 @@ class Run(Configuration):
     Sizes are those of the notation page.
     """
 
-    model: str  # aot, mlp or mha
+    model: str  # aot, mlp, mha or block
     variant: str  # how the paper is read
     N: int | None  # the vocabulary, or classes; none for real labels
     n: int | None

@@ -6,9 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attnmem.lab import data, experiments, models, training
+from attnmem.lab import data, experiments, models, protocols, study, training
+from attnmem.theory import blocks, counts
+from attnmem.theory.capacity import LayerSizes
 
-from plain import READINGS, BigramModel, Memorizer, bigram_run, memorization_run
+from plain import (
+    READINGS,
+    BigramModel,
+    Memorizer,
+    association_run,
+    bigram_run,
+    memorization_run,
+)
 
 
 def weights_of(run):
@@ -84,6 +93,78 @@ def test_a_model_with_a_norm_needs_no_derivative(monkeypatch):
     )
     assert all(outcome.accuracy > 0.2 for outcome in ours)
     assert ours[0].loss != pytest.approx(plain[0].loss, rel=1e-3)
+
+
+# --- one block that stores facts ------------------------------------------------------------------
+
+BLOCK = {"model": "block", "N": 9, "d": 4, "d_h": 3, "H": 2, "width": 5}
+
+
+def plain_block(P, run, subject, relation):
+    """The logits after one pair, by the library functions of PyTorch."""
+    pair = torch.stack([P["subjects"][subject], P["relations"][relation]])
+    X, stream = F.rms_norm(pair, (run.d,), eps=1e-6), pair[1]
+    for h in range(run.H):
+        queries, keys, values = (X @ P[f"W_{name}.0"][h].T for name in "QKV")
+        attended = F.scaled_dot_product_attention(queries, keys, values)
+        stream = stream + P["W_O.0"][h] @ attended[1]
+    units = F.gelu(P["W_1"] @ F.rms_norm(stream, (run.d,), eps=1e-6))
+    return P["objects"] @ (stream + P["W_2"] @ units)
+
+
+def test_a_block_is_the_plain_one():
+    run = bigram_run(**BLOCK)
+    P = {name: W.detach() for name, W in weights_of(run).items()}
+    tokens = torch.randint(run.N, (2, 20, 2))
+    logits = models.block_logits(P, run, tokens)
+    for r in range(2):
+        own = {name: W[r] for name, W in P.items()}
+        expected = torch.stack([plain_block(own, run, *pair) for pair in tokens[r].tolist()])
+        torch.testing.assert_close(logits[r].T, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_a_block_is_trained_and_the_vectors_around_it_are_not():
+    run = association_run(**BLOCK, steps=20)
+    protocol = protocols.Associations([run], torch.device("cpu"))
+    before = {name: W.detach().clone() for name, W in protocol.parameters.items()}
+    while not protocol.done:
+        protocol.advance()
+    for name, W in protocol.parameters.items():
+        assert torch.equal(W, before[name]) == (name in models.FROZEN), name
+    assert models.parameter_count(run) == 2 * 4 * 3 * 4 + 2 * 4 * 5
+
+
+def numbers_that_matter(run):
+    """By hand: two matrices of rank d_h of each head, and the units."""
+    return run.H * 2 * run.d_h * (2 * run.d - run.d_h) + 2 * run.d * run.width
+
+
+def test_the_numbers_of_a_block_that_matter_are_a_rank():
+    """Of the derivative of what all pairs add to the stream."""
+    run = bigram_run(**BLOCK)
+    g = torch.Generator().manual_seed(0)
+    P = {name: W[None].double() for name, W in models.initial_block(run, g).items()}
+    P["objects"] = torch.eye(run.d).double()[None]
+    given = {name: P.pop(name) for name in models.FROZEN}
+    numbers = torch.arange(run.N)
+    pairs = torch.cartesian_prod(numbers, numbers)[None]
+    jacobian = torch.func.jacrev(lambda W: models.block_logits(given | W, run, pairs))(P)
+    columns = torch.cat([J.reshape(run.d * run.N**2, -1) for J in jacobian.values()], dim=1)
+    sizes = torch.linalg.svdvals(columns)
+    rank = numbers_that_matter(run)
+    assert sizes[rank - 1] > 1e-6 * sizes[0] > 1e8 * sizes[rank]
+    maps = LayerSizes(dim=4, token_dim=4, groups=2, heads_per_group=1, head_dim=3, value_dim=3)
+    block = blocks.Block(attention=maps, units=5, affine=False)
+    assert sum(part.matter for part in block.parts()) == rank
+
+
+def test_facts_are_counted_in_prices():
+    """As many as 0.7 to 2 times what the price of an object says."""
+    for profile in study.PROFILES:
+        for run in experiments.runs("dana-facts", profile, 1):
+            says = numbers_that_matter(run) / counts.class_price(run.N)
+            assert run.T in [round(k * says) for k in (0.7, 1, 1.4, 2)]
+            assert run.T == run.batch <= run.N**2
 
 
 def test_variants_are_read_as_they_are_written_down():
