@@ -84,7 +84,7 @@ class ModelCapacity:
         if self.adapted:
             trained = f"adapters of {self.adapted} alone"
         of_eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
-        exactness = "At nearly all small sizes it is so many."
+        exactness = "At nearly all small sizes exactly so many do."
         if self.adapted or any(block.homogeneous for block in model.blocks):
             exactness = "It may be fewer."
         lines = [f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}"]
@@ -122,7 +122,7 @@ class ModelCapacity:
         if layer is None or not layer.floor:
             return []
         return [
-            f"One attention layer, by itself: at most {layer.one_output:,} labels at one output "
+            f"One attention layer by itself, read by one output: at most {layer.one_output:,} labels "
             f"(proved), and at least {layer.floor:,} (compared with ranks)."
         ]
 
