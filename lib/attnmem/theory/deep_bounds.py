@@ -2,19 +2,19 @@ r"""How many labels several layers together meet: a floor, and the groups of hea
 
 Heads of one group attend alike and their values cancel, so the output is zero, whichever layers
 they stand in. The floor is the rank of the derivative there (:mod:`attnmem.core.bounds`), and
-:func:`attnmem.theory.depth.memorize_by_depth` builds the weights. Groups either span the layers, or
-each is of one layer; this module finds the grouping of the largest rank. The chapter on the weights
-of several layers proves each of its numbers.
+:func:`attnmem.theory.depth.memorize_by_depth` builds the weights. Groups span the layers, or those
+of one layer work alone; this module finds the grouping of the largest rank. The chapter on silent
+groups that span the layers proves each of its numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..checks import checked
-from ..core.bounds import AtLeast2, Heads, group_rank, group_sizes, most_ranks, sum_of_ranks
+from ..core.bounds import AtLeast2, Heads, group_sizes, most_ranks, sum_of_ranks
 
 
 class DeepGroups(NamedTuple):
@@ -22,7 +22,6 @@ class DeepGroups(NamedTuple):
 
     labels: int
     sizes: list[list[int]]  # of each layer, its heads in each group; an idle layer has none
-    carried: int | None  # None if groups span the layers, else c, and groups are of one layer each
 
 
 @checked
@@ -43,8 +42,8 @@ def deep_floor(
     for ``G`` groups with :math:`\omega = \min(m, 2 r G)`, :math:`\gamma = \min(G, m - \omega)`
     (theorem ``thm-depth-span``). The sums over ``l`` run over at most ``m`` layers, or ``m - r +
     1`` if ``r G < m``, such that each group has heads up to the first, between each two, and behind
-    the last. There are none for two tokens and for ``d = 2``. It is at least the floor of one layer
-    alone, and that of two by theorem ``thm-depth-floor``.
+    the last. There are none for two tokens and for ``d = 2``. Or it is what the layer of most
+    heads meets alone, which may read all dimensions: :math:`\sum_g \rho_d(n_g) + m`, if larger.
 
     Example:
         >>> from attnmem.core.bounds import own_context_ceiling
@@ -70,12 +69,9 @@ def deep_groups(
 ) -> DeepGroups:
     """The groups, of at most ``most`` heads each, with which :func:`deep_floor` is largest."""
     largest = most or sum(heads)  # group
-    groupings = [
-        _spanning(heads, head_dim, value_dim, dim, context, largest),
-        _last_layer(heads, head_dim, dim, largest),
-        *_pairs_of_layers(heads, head_dim, value_dim, dim, largest),
-    ]
-    return max(groupings, key=lambda grouping: grouping.labels)
+    spanning = _spanning(heads, head_dim, value_dim, dim, context, largest)
+    alone = _one_layer(heads, head_dim, dim, largest)
+    return max(spanning, alone, key=lambda grouping: grouping.labels)
 
 
 # --- groups that span the layers ------------------------------------------------------------------
@@ -92,7 +88,7 @@ def _spanning(
     enough = max(most_ranks(total, m, m, r, fewest=fewest)[1], *heads, math.ceil(m / (2 * r)))
     numbers = range(fewest, max(fewest, min(total, enough)) + 1)
     labels, groups = max((_labels(heads, G, r, value_dim, m, context), G) for G in numbers)
-    return DeepGroups(labels, sizes=_dealt(heads, groups), carried=None)
+    return DeepGroups(labels, sizes=_dealt(heads, groups))
 
 
 def _labels(heads: Heads, groups: int, r: int, value_dim: int, m: int, context: int) -> int:
@@ -149,69 +145,14 @@ def _chosen_layers(heads: Heads, groups: int, worth: Sequence[int]) -> list[int]
     return max(choices).layers
 
 
-# --- groups within one layer or two, while the others are idle ------------------------------------
+# --- groups of one layer, while the others are idle -----------------------------------------------
 
 
-def _last_layer(heads: Heads, head_dim: int, dim: int, largest: int) -> DeepGroups:
-    """The last layer alone, in all dimensions; the first of two is counted with the second."""
-    H = heads[-1]
+def _one_layer(heads: Heads, head_dim: int, dim: int, largest: int) -> DeepGroups:
+    """The layer of most heads alone, in all dimensions."""
+    H = max(heads)
     fewest = math.ceil(H / largest)
     labels, groups = most_ranks(H, dim, dim, min(head_dim, dim), fewest=fewest)
-    idle: list[list[int]] = [[] for _ in heads[1:]]
-    return DeepGroups(labels + dim - 1, sizes=[*idle, group_sizes(H, groups)], carried=None)
-
-
-def _pairs_of_layers(
-    heads: Heads, head_dim: int, value_dim: int, dim: int, largest: int
-) -> Iterator[DeepGroups]:
-    """For each two layers, and each ``c`` of :func:`_two_layers`, the best groups."""
-    # Of pairs with equal numbers of heads one is enough.
-    pairs = {(heads[i], heads[j]): (i, j) for i, j in _pairs(len(heads))}
-    for (H1, H2), (i, j) in pairs.items():
-        for c in range(min(value_dim - 1, dim - 2, H2) + 1):
-            labels, first, second = _two_layers(H1, H2, c, head_dim, dim, largest)
-            sizes: list[list[int]] = [[] for _ in heads]
-            sizes[i], sizes[j] = first, second
-            yield DeepGroups(labels, sizes, carried=c)
-
-
-def _pairs(layers: int) -> Iterator[tuple[int, int]]:
-    """Each two layers, the first one before the second, in the order of the second."""
-    for j in range(layers):
-        for i in range(j):
-            yield i, j
-
-
-def _two_layers(
-    H1: int, H2: int, c: int, head_dim: int, d: int, largest: int
-) -> tuple[int, list[int], list[int]]:
-    """The most labels of groups within two layers, of which ``c`` dimensions carry, and both's."""
-    r = min(head_dim, d)
-    sizes = range(1, min(H1, largest) + 1)
-    worth = {k: group_rank(k, d, d, r) + c * carried_rank(k, d) for k in sizes}
-    first, groups_of_first = _best_partition(H1, worth)
-    e = d - 1 - c  # dimensions that the second layer reads besides
-    fewest = max(c, 1, math.ceil(H2 / largest))
-    second, groups = most_ranks(H2, e, e, min(head_dim, e), fewest=fewest)
-    return first + second + d - 1, groups_of_first, group_sizes(H2, groups)
-
-
-@checked
-def carried_rank(size: int, dim: int) -> int:
-    r"""Values of a group that a second layer sees for each dimension that it reads.
-
-    It is :math:`\kappa(k) = (p + 1) d - \binom p2`, with the largest even ``p`` up to ``k - 1`` and
-    ``d``: all heads' sum, and ``p`` of them whose attention differs, unseen by the output.
-    """
-    p = min(size - 1, dim) // 2 * 2
-    return (p + 1) * dim - math.comb(p, 2)
-
-
-def _best_partition(heads: int, worth: dict[int, int]) -> tuple[int, list[int]]:
-    """The largest total worth of groups of so many heads together, and their sizes."""
-    best: list[tuple[int, list[int]]] = [(0, [])]  # for each number of heads
-    for h in range(1, heads + 1):
-        last = [(best[h - size][0] + worth[size], size) for size in worth if size <= h]
-        total, size = max(last)
-        best.append((total, [*best[h - size][1], size]))
-    return best[heads]
+    sizes: list[list[int]] = [[] for _ in heads]
+    sizes[heads.index(H)] = group_sizes(H, groups)
+    return DeepGroups(labels + dim - 1, sizes)

@@ -8,19 +8,13 @@ layer (:mod:`attnmem.theory.cancelling`) the heads no longer cancel. Besides, th
 into the other coordinates, which later layers hear: that is what depth adds. The labels are met
 when what is written along the last coordinate is divided by :math:`\tau`.
 
-Two layers may also share out the dimensions: layer 2 reads its logits in ``e`` of them, ``S``,
-where nobody writes; layer 1 writes into ``c`` others, ``C``, which the values of layer 2 read; and
-both write along the last one, ``w``, where the values of a group cancel in each layer. Then
-:math:`\tau = \sigma^3`, and in a group of three or more heads also differ by :math:`\sigma^2`.
-
-Both are theorems of the chapter on the weights of several layers; how many labels they meet is
+That is theorem ``thm-depth-span``; how many labels it gives is
 :func:`attnmem.theory.deep_bounds.deep_floor`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -36,9 +30,9 @@ from ..core import memorize
 from ..core.random import gaussian
 from ..core.stacked import DeepWeights, Layer, deep
 from ..examples import check_data, unit
-from .cancelling import closest, draw_base, stepped
+from .cancelling import closest, draw_base
 from .deep_bounds import DeepGroups, deep_floor, deep_groups
-from .tangents import ScalarHeads, balancing_map
+from .tangents import balancing_map
 
 __all__ = ["memorize_by_depth"]
 
@@ -100,10 +94,7 @@ def memorize_by_depth(
     def attempts() -> Iterator[tuple[DeepWeights, float]]:
         for spread, sigma in itertools.product(_SPREADS * _DRAWS, _SIGMAS):
             logits = spread / data.within
-            if groups.carried is None:
-                family = spanning(groups, data.dim, head_dim, value_dim, logits, sigma, generator)
-            else:
-                family = carrying(groups, data.dim, head_dim, logits, sigma, generator)
+            family = spanning(groups, data.dim, head_dim, value_dim, logits, sigma, generator)
             network = newtons_method(family, data.tokens, data.labels, _AIM * tolerance)
             network = _outward(network, data, groups, heads, head_dim, value_dim)
             errors = (deep(network, tokens)[:, 0] - labels) / data.label_unit
@@ -204,7 +195,7 @@ def _outward(
 
 
 def _refuse_exceptional(tokens, labels, times: float) -> None:
-    """Data for which the theorems do not speak at any precision, where that is quickly seen."""
+    """Data for which the theorem does not speak at any precision, where that is quickly seen."""
     both = torch.cat([tokens, -tokens])
     try:
         examples.check_distinct_examples(both, both[:, -1], torch.cat([labels, -labels]))
@@ -299,79 +290,3 @@ def places(layers: Sequence[Sequence[int]]) -> list[list[int]]:
             free[group] += count
         numbers.append(in_layer)
     return numbers
-
-
-# --- groups within each of two layers -------------------------------------------------------------
-
-
-def carrying(
-    groups: DeepGroups,
-    dim: int,
-    head_dim: int,
-    spread: float,
-    sigma: float,
-    generator: torch.Generator,
-) -> Family:
-    """Networks near weights with groups in each of two layers (theorem ``thm-depth-floor``).
-
-    Coordinates are in the order S, C, w.
-    """
-    c = groups.carried or 0
-    e, tau = dim - 1 - c, sigma**3
-    sizes_below, sizes_above = (sizes for sizes in groups.sizes if sizes)
-    below = draw_base(sizes_below, dim, min(head_dim, dim), spread, generator)
-    above = draw_base(sizes_above, e, min(head_dim, e), spread, generator)
-    _tilt_keys(below, sizes_below, sigma, generator)
-    spread_out = differences_divided(sizes_below, sigma)
-    read = gaussian(generator, len(above.mu), c)  # how the values of layer 2 read C
-    shapes = [W.shape for W in (*below, *above)] + [(len(below.mu), dim, c), (dim - 1,)]
-    sizes = [math.prod(shape) for shape in shapes]
-    axes = torch.eye(dim, dtype=torch.float64)
-
-    def network(steps: Tensor) -> DeepWeights:
-        split = zip(steps.split(sizes), shapes, strict=True)
-        *moves, written, out = (step.view(shape) for step, shape in split)
-        W_Q, W_K, mu = stepped(below, ScalarHeads(*moves[:3]), tau)
-        into_C = torch.einsum("hk,kdc->hdc", spread_out, written)
-        # The read-out sees C, too. What it sees there of a head is taken off what the head writes
-        # along w, so that no two unknowns are multiplied.
-        into_w = mu - into_C @ out[e:]
-        W_V = torch.cat([into_C, into_w[..., None]], -1)
-        lower = Layer(W_Q, W_K, W_V, axes[e:].expand(len(mu), -1, -1))
-        W_Q, W_K, mu = stepped(above, ScalarHeads(*moves[3:]), tau)
-        W_Q, W_K = (pad(W, (0, 0, 0, dim - e)) for W in (W_Q, W_K))  # they see S alone
-        W_V = pad(torch.cat([mu, read], -1), (0, 1))[..., None]
-        upper = Layer(W_Q, W_K, W_V, axes[-1:].expand(len(mu), -1, -1))
-        return DeepWeights((lower, upper), pad(out, (0, 1), value=1.0)[:, None])
-
-    return Family(network, sum(sizes))
-
-
-def _tilt_keys(
-    heads: ScalarHeads, sizes: Sequence[int], sigma: float, generator: torch.Generator
-) -> None:
-    """Make the attention of pairs of heads in each group differ by ``sigma^2``, in place."""
-    # Heads a and b of a group with the values q_a and q_b along w: their keys move by q_b s^T and
-    # -q_a s^T. The sum along w sees the symmetric product q_a q_b - q_b q_a = 0.
-    start, d = 0, heads.mu.shape[1]
-    for size in sizes:
-        s = gaussian(generator, heads.W_K.shape[-1])
-        pairs = min(size - 1, d) // 2
-        for a in range(start, start + 2 * pairs, 2):
-            heads.W_K[a] += sigma**2 * torch.outer(heads.mu[a + 1], s)
-            heads.W_K[a + 1] -= sigma**2 * torch.outer(heads.mu[a], s)
-        start += size
-
-
-def differences_divided(sizes: Sequence[int], sigma: float) -> Float[Tensor, "H H"]:
-    """A map of what all heads write that keeps the sum of each group.
-
-    In groups of three heads or more the differences between heads are divided by ``sigma^2``, by
-    which their attention differs.
-    """
-    blocks = []
-    for size in sizes:
-        mean = torch.full((size, size), 1 / size, dtype=torch.float64)
-        divisor = sigma**2 if size > 2 else 1
-        blocks.append(mean + (torch.eye(size) - mean) / divisor)
-    return torch.block_diag(*blocks)

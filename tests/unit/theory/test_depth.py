@@ -25,15 +25,16 @@ def errors(weights, X, y):
         ((2, 1), 5, 9, 3, 3),  # maps and values wider than the tokens
         ((3, 3), 2, 2, 3, 2),
         ((6, 3), 1, 3, 6, 2),
-        ((5, 2), 6, 3, 6, 3),  # one group of five
+        ((5, 2), 6, 3, 6, 3),  # groups of four and three
         ((1, 7), 2, 2, 4, 5),  # the second layer alone
+        ((7, 1), 2, 2, 4, 2),  # the first
         ((1, 1), 5, 5, 5, 3),
         ((3, 3), 1, 5, 6, 4),  # groups of both layers, beyond one layer
         ((1, 1), 5, 5, 5, 2),
         ((2, 1, 2), 2, 3, 5, 3),
         ((1, 2, 1, 1, 1), 1, 2, 4, 3),  # of five layers
         ((3,), 2, 2, 4, 3),  # of one
-        ((6, 1, 3), 5, 4, 4, 3),  # two of three layers
+        ((6, 1, 3), 5, 4, 4, 3),  # groups without heads in some layers
     ],
 )
 def test_every_label_at_the_floor(heads, d_h, d_v, d, n):
@@ -149,7 +150,7 @@ def test_refusals(changes, message):
 def test_exact_weights_are_proved_to_be_near(heads):
     size = {"head_dim": 1, "value_dim": 2}
     T = deep_bounds.deep_floor(heads, 1, 2, 3)
-    X, y = gaussian(0, T, 2, 3), gaussian(1, T)
+    X, y = gaussian(0, T, 3, 3), gaussian(1, T)
     weights = memorize_by_depth(X, y, heads=heads, **size, seed=1)
     proof = certified_deep_solution(weights, X, y)
     assert proof.proven
