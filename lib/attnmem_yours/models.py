@@ -122,8 +122,9 @@ class ModelCapacity:
         if layer is None or not layer.floor:
             return []
         return [
-            f"One attention layer by itself, read by one output: at most {layer.one_output:,} labels "
-            f"(proved), and at least {layer.floor:,} (compared with ranks)."
+            "One attention layer by itself, read by one output: at most "
+            f"{layer.one_output:,} labels (proved), and at least {layer.floor:,} (compared with "
+            "ranks)."
         ]
 
 
