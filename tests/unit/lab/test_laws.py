@@ -1,0 +1,60 @@
+"""The laws of all sweeps: what a training has against what it costs, curves, and predictions."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnmem.lab import laws
+
+
+def rows(**fields):
+    return pd.DataFrame(fields)
+
+
+def test_trainings_have_the_numbers_of_the_laws():
+    names = ["mahdavi-fig2a", "mahdavi-fig4-context", "mahdavi-fig5-shared-heads"]
+    found = laws.trainings(names).set_index(["experiment", "T", "H", "n", "seed"])
+    assert found.index.is_unique
+    shared = found.loc["mahdavi-fig2a", 10_000, 20, 32, 0]
+    logits, values = 31 * 64, 64 * (20 * 31 + 1 + 100 - 64)
+    assert shared.x == pytest.approx((20 * logits + values) / (4.7933 * 10_000), rel=1e-4)
+    assert shared.theorem == (20 * 31 + 1) / 10_000
+    assert shared.bits == pytest.approx(math.log2(100) - shared.loss / math.log(2))
+    assert math.isnan(shared.left)
+    assert math.isnan(found.loc["mahdavi-fig4-context", 20_000, 20, 1, 0].x)
+    own = found.loc["mahdavi-fig4-context", 20_000, 20, [5, 60], 0]
+    assert own.x.nunique() == 1, "with own contexts tokens add nothing"
+    reals = found.loc["mahdavi-fig5-shared-heads", 25_000, 1, 32, 0]
+    assert reals.x == (31 * 64 + 31 + 1) / 25_000
+    assert reals.left == 12 * reals.loss
+    assert math.isnan(reals.bits)
+
+
+def test_a_rising_curve_evens_out_what_falls():
+    curve = laws.rising([3, 1, 2, 2, 5], [0.4, 0.0, 0.5, 0.7, 1.0])
+    middle = (0.4 + 0.5 + 0.7) / 3
+    assert curve([0, 1, 2, 3, 4, 9]) == pytest.approx([0, 0, middle, middle, (middle + 1) / 2, 1])
+
+
+def test_explained_is_one_less_what_is_missed():
+    y = np.array([0.0, 1.0, 2.0])
+    assert laws.explained(y, y) == 1
+    assert laws.explained(y, np.ones(3)) == 0
+    assert laws.explained(y, 2 - y) == -3
+
+
+def test_bits_lie_on_a_line_below_saturation_only():
+    H = np.array([1, 5, 10, 20, 30])
+    bits = np.minimum(0.2 * H + 0.1, 5)
+    curve = rows(H=H, bits=bits, accuracy=[0.1, 0.2, 0.4, 0.7, 1.0])
+    curve["T"] = 1000
+    assert laws.bits_line(curve) == pytest.approx([200, 100])
+
+
+def test_bits_turn_into_accuracy_between_guessing_and_certainty():
+    curve = rows(H=[1, 2], bits=[1.0, 2.0], accuracy=[0.3, 0.6], N=[16, 16])
+    curve["T"] = 1000
+    accuracy = laws.accuracy_of_bits(curve)
+    assert accuracy([-1, 0, 1, 1.5, 4, 5]) == pytest.approx([1 / 16, 1 / 16, 0.3, 0.45, 1, 1])
