@@ -2,17 +2,20 @@
 
 Accuracy on classes depends on the numbers that matter over the price of the labels, ``D / (delta
 T)``, and the variance of real labels that is left on ``P / T``: the columns ``x`` and ``left`` of
-:func:`trainings`.
+:func:`trainings`. ``predictions.toml`` (``PREDICTIONS``) is what :func:`predicted` said, once, of
+curves without a row.
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import isotonic_regression
 
 from ..core import bounds
 from ..theory import counts
@@ -23,6 +26,7 @@ REALS = tuple(
     f"mahdavi-fig5-{k}"
     for k in ("shared-heads", "shared-context", "random-heads", "random-context")
 )
+PREDICTIONS = tomllib.loads(Path(__file__).with_name("predictions.toml").read_text("utf-8"))
 FITTED = 3  # so many seeds are fitted to; the others judge
 
 
@@ -56,7 +60,7 @@ def _share(run: Any) -> float:
 def rising(x: ArrayLike, y: ArrayLike) -> Callable[[ArrayLike], NDArray]:
     """The rising curve that fits points best, straight between them and flat beyond."""
     means = pd.Series(np.asarray(y, dtype=float)).groupby(np.asarray(x, dtype=float))
-    heights = isotonic_regression(means.mean(), weights=means.size()).x
+    heights = scipy.optimize.isotonic_regression(means.mean(), weights=means.size()).x
     return lambda at: np.interp(at, means.mean().index, heights)
 
 

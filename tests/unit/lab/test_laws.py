@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnmem.lab import laws
+from attnmem.lab import experiments, laws
 
 
 def rows(**fields):
@@ -58,3 +58,15 @@ def test_bits_turn_into_accuracy_between_guessing_and_certainty():
     curve["T"] = 1000
     accuracy = laws.accuracy_of_bits(curve)
     assert accuracy([-1, 0, 1, 1.5, 4, 5]) == pytest.approx([1 / 16, 1 / 16, 0.3, 0.45, 1, 1])
+
+
+def test_stored_predictions_are_those_of_the_laws():
+    """They read no row of what they predict, so new rows leave them as they are."""
+    made = laws.predicted()
+    assert {*made} == {*laws.PREDICTIONS} - {"commit"}
+    for name, tables in made.items():
+        assert {*tables} == {*laws.PREDICTIONS[name]}
+        for curve, points in tables.items():
+            assert laws.PREDICTIONS[name][curve] == pytest.approx(points, abs=0.002, nan_ok=True)
+            T = int(curve.rpartition("-")[2])
+            assert len(points) == len(experiments.runs(name, "paper", 1, where={"T": T}))
