@@ -119,8 +119,9 @@ def _status_lines(study: Study, profile: str, variant: str | None, rows: Rows) -
         for curve, times in sorted(prices.items()):
             name = f"{study.curves} = {curve}"
             said = f"{'':9} {name}: {len(times)} missing {_hours(sum(times))}"
-            known = profile == "paper" and curve in PREDICTED.get(study.name, ())
-            lines.append(said + ", predicted" * known)
+            if profile == "paper" and curve in PREDICTED.get(study.name, ()):
+                said += ", predicted"
+            lines.append(said)
     return [line.rstrip() for line in lines]
 
 

@@ -1,5 +1,6 @@
 """The laws of all sweeps: what a training has against what it costs, curves, and predictions."""
 
+import itertools
 import math
 
 import numpy as np
@@ -70,3 +71,73 @@ def test_stored_predictions_are_those_of_the_laws():
             assert laws.PREDICTIONS[name][curve] == pytest.approx(points, abs=0.002, nan_ok=True)
             T = int(curve.rpartition("-")[2])
             assert len(points) == len(experiments.runs(name, "paper", 1, where={"T": T}))
+
+
+@pytest.fixture
+def sweeps(monkeypatch):
+    """Six seeds of two curves of Figure 2a, one of 4 left and one of 5, which obey all laws."""
+
+    def made(bits=lambda heads: heads / 10):
+        curves = [("mahdavi-fig2a", 100), ("mahdavi-fig2a", 200), ("mahdavi-fig4-heads", 100)]
+        curves.append(("mahdavi-fig5-shared-heads", 400))
+        cells = itertools.product(curves, (1, 2, 4, 6, 8), range(6))
+        rows = pd.DataFrame([(*curve, H, seed) for curve, H, seed in cells])
+        rows.columns = ["experiment", "T", "H", "seed"]
+        rows = rows.assign(n=32, d_h=4, N=4, x=10 * rows.H / rows["T"])
+        reals = rows.experiment.str.contains("fig5")
+        rows["context"] = rows.experiment.str.contains("fig4").map(
+            {True: "random", False: "shared"}
+        )
+        rows["task"] = reals.map({True: "reals", False: "classes"})
+        rows["theorem"], rows["rank"] = rows.x, -rows.x
+        rows["bits"] = (bits(rows.H) * 100 / rows["T"]).where(~reals)
+        rows["accuracy"] = np.sqrt(rows.bits).fillna(0)
+        rows["left"] = (1 - rows.x).where(reals)
+        monkeypatch.setattr(laws, "trainings", lambda names=None: rows)
+        return rows
+
+    return made
+
+
+def test_held_back_seeds_that_obey_the_laws(sweeps):
+    sweeps()
+    held = laws.held_back()
+    assert held.x == pytest.approx(1)
+    assert held.theorem == pytest.approx(1)
+    assert held["rank"] < 0.1, "accuracy falls with it, so the best rising curve is flat"
+    assert held.left == pytest.approx(0, abs=1e-12)
+    assert held.bits == pytest.approx(1)
+    assert held.accuracy == pytest.approx(0, abs=1e-12)
+    assert (held.settings, held.lefts, held.curves, held.own, held.seeds) == (15, 5, 3, 5, 3)
+
+
+def test_seeds_that_are_fitted_judge_nothing(sweeps):
+    rows = sweeps()
+    rows.loc[rows.seed < 3, "left"] += 0.3
+    assert laws.held_back().left == pytest.approx(0, abs=1e-12)
+    rows.loc[rows.seed == 4, "left"] += 0.3
+    assert laws.held_back().left == pytest.approx(0.1)
+
+
+def test_a_curve_that_bends_is_no_line_of_bits(sweeps):
+    sweeps(bits=lambda heads: (heads / 10) ** 3)
+    assert laws.held_back().bits < 0.9
+
+
+def test_own_contexts_with_another_accuracy_are_missed(sweeps):
+    rows = sweeps()
+    rows.loc[rows.experiment == "mahdavi-fig4-heads", "accuracy"] += 0.04
+    assert laws.held_back().accuracy == pytest.approx(0.04)
+
+
+def test_predictions_stand_beside_trainings_once_there_are_some(sweeps):
+    sweeps()
+    table = laws.predictions()
+    assert table.shape == (20, 8)
+    assert "trained" not in table.index.get_level_values("by")
+    rows = laws.trainings()
+    rows.loc[rows.experiment == "mahdavi-fig4-heads", "T"] = 70_000
+    table = laws.predictions()
+    new = table.loc["Figure 4, left", 70_000, "trained"]
+    assert new[1] == pytest.approx(math.sqrt(0.1))
+    assert table.loc["Figure 4, left", 70_000, "bits"][60] == 1.0
