@@ -30,7 +30,7 @@ PREDICTIONS = tomllib.loads(Path(__file__).with_name("predictions.toml").read_te
 FITTED = 3  # so many seeds are fitted to; the others judge
 
 
-def trainings(names: Sequence[str] = CLASSES + REALS) -> pd.DataFrame:
+def trainings(names: Sequence[str] = CLASSES + REALS, profile: str = "paper") -> pd.DataFrame:
     """The stored trainings of sweeps, with what the laws say that they depend on.
 
     ``x`` is ``D / (delta T)`` of classes and ``P / T`` of reals, NaN with a single token, on which
@@ -38,7 +38,7 @@ def trainings(names: Sequence[str] = CLASSES + REALS) -> pd.DataFrame:
     attended tokens over ``T``; ``bits`` what is known of a class in bits, ``left`` the share of the
     variance of reals that is not explained. The bias of embedded queries is not counted.
     """
-    rows = pd.concat([experiments.table(name, "paper") for name in names], ignore_index=True)
+    rows = pd.concat([experiments.table(name, profile) for name in names], ignore_index=True)
     promised = [bounds.mha_capacity(r.H, r.n, r.d_h) / r.T for r in rows.itertuples()]
     own = (rows.context == "random") | (rows.n > rows.d)
     told_apart = (rows.n - 1).mask(own & (rows.n > 1), rows.d)

@@ -31,6 +31,7 @@ def test_trainings_have_the_numbers_of_the_laws():
     assert reals.x == (31 * 64 + 31 + 1) / 25_000
     assert reals.left == 12 * reals.loss
     assert math.isnan(reals.bits)
+    assert {*laws.trainings(names, "quick").d} == {16}
 
 
 def test_a_rising_curve_evens_out_what_falls():
