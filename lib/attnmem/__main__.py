@@ -13,6 +13,7 @@ from . import __version__
 from .checks import refuse
 from .lab import experiments
 from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress
+from .lab.laws import PREDICTED
 from .lab.store import Rows
 from .lab.study import ALL, Selection, Study
 from .papers import papers
@@ -117,7 +118,10 @@ def _status_lines(study: Study, profile: str, variant: str | None, rows: Rows) -
     if study.curves:
         for curve, times in sorted(prices.items()):
             name = f"{study.curves} = {curve}"
-            lines.append(f"{'':9} {name}: {len(times)} missing {_hours(sum(times))}")
+            said = f"{'':9} {name}: {len(times)} missing {_hours(sum(times))}"
+            if profile == "paper" and curve in PREDICTED.get(study.name, ()):
+                said += ", predicted"
+            lines.append(said)
     return [line.rstrip() for line in lines]
 
 

@@ -329,6 +329,7 @@ ACCURACIES = [  # a claim, its word, the files, what is so in them, and the accu
     (f"{M}figure-4-context", OUT, "fig4-context", "rises, then falls", rises_and_falls),
     (f"{M}figure-4-context", OUT, "fig4-context", "noise", noise),
     (f"{M}figure-4-context", OUT, "fig4-context", "no token matters", lambda c: 0.3),
+    (f"{M}finding-one-curve", PART, "fig2 fig4", "heads alone", lambda c: c.H / 70),
     (f"{D}experiment-1", OUT, "exp1", "log", lambda c: math.log(1 + c.H) / 5),
     (f"{D}experiment-1", IN, "exp1", "lines", slopes(2.5)),
     (f"{D}experiment-2", IN, "exp2", "square", lambda c: 0.02 + 0.9 * (c.d_h / 10) ** 2),
@@ -393,10 +394,15 @@ ERRORS = [  # likewise, and the share of the variance that is explained
     (f"{M}figure-5-random-context", OUT, "fig5-random-context", "falls", lambda c: 0.9 - c.n / 99),
     (f"{M}figure-5-random-context", OUT, "fig5-random-context", "noise", noise),
     (f"{M}finding-reals", OUT, "fig5-shared-heads", "errors", lambda c: 0.5),
+    (f"{M}finding-one-curve", PART, "fig5-shared-heads", "a line in heads", lambda c: c.H / 30),
 ]
 
 
 LOSSES = [  # likewise, and the mean losses
+    (
+        *(f"{M}finding-one-curve", PART, "fig2a", "bits, square root"),
+        lambda c: math.log(100) * (1 - math.sqrt(c.H) / 8),
+    ),
     (f"{M}finding-bits", OUT, "fig2a", "falls", lambda c: math.log(100) * (0.2 + c.H / 100)),
     (
         *(f"{M}finding-bits", OUT, "fig2a", "square root"),

@@ -201,3 +201,20 @@ def test_status_adds_the_prices_of_each_curve(capsys):
         f"T = 1000: 8 missing {minutes[2]:.1f} min",
     ]
     assert sum(minutes) == pytest.approx(20.4)
+
+
+def test_status_says_which_curves_are_predicted(command):
+    _, said = command("status", "--profile", "paper")
+    lines = said.split("\n")
+    curves = {}
+    for line in lines:
+        if line.startswith("paper"):
+            name = line.split()[1]
+        elif line.endswith(", predicted"):
+            curves.setdefault(name, []).append(line.split()[2])
+    assert curves == {
+        "mahdavi-fig4-heads": ["70000:", "90000:", "110000:", "130000:"],
+        "mahdavi-fig4-context": ["40000:", "50000:", "60000:"],
+        "mahdavi-fig5-random-heads": ["50000:", "70000:", "90000:"],
+        "mahdavi-fig5-random-context": ["50000:", "70000:", "90000:"],
+    }

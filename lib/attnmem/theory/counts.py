@@ -113,6 +113,31 @@ def aot_dimension(
     return min(ceiling, tables + attention + positions + width * (2 * d + 1))
 
 
+@checked
+def mha_dimension(
+    heads: int, context: AtLeast2, head_dim: int, dim: int, outputs: int = 1, shared: bool = True
+) -> int:
+    r"""Dimension of the functions of one layer of ``d_o = d_v = d``: the numbers that matter.
+
+    It is the rank of the Jacobian of all outputs at almost all weights,
+
+    .. math:: H r (m + d - r) + s (H m + c + d_{out} - s) :
+
+    the logits of each head, ``r = min(d_h, m)``, and the rows that a read-out of rank ``s = min(d,
+    H m + c, d_out)`` reads. On a ``shared`` context of ``n <= d`` tokens ``m = n - 1`` and ``c =
+    1``, a constant; otherwise ``m = d`` and ``c = 0``. For one output it is the ceiling of real
+    labels, :func:`~attnmem.core.bounds.shared_context_ceiling` or ``own_context_ceiling``.
+
+    Example:
+        >>> mha_dimension(heads=20, context=32, head_dim=64, dim=64, outputs=100)
+        81728
+    """
+    constant = int(shared and context <= dim)
+    m = context - 1 if constant else dim
+    logits = heads * low_rank_dim(head_dim, m, dim)
+    return logits + low_rank_dim(dim, heads * m + constant, outputs)
+
+
 def _is_not_half_precision(**arguments: Any) -> None:
     for name, value in arguments.items():
         if np.asarray(value).dtype == np.float16:  # it ends at 65504

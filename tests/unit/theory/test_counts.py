@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attnmem.core import bounds
 from attnmem.lab import data, models
 from attnmem.lab.store import Run
 from attnmem.theory import counts
@@ -81,3 +82,51 @@ def test_dimension_is_the_rank_of_all_predictions(run):
 def test_dimension_with_few_tokens(run, dimension):
     J = jacobian(run, predictions(run), normal=True)
     assert numerical_rank(J, rtol=1e-11) == dimension_of(run) == dimension
+
+
+def layer(heads, tokens, head_dim, dim, outputs, shared):
+    """The Jacobian of one layer with ``outputs`` labels, in its own words, with data to spare."""
+    g = torch.Generator().manual_seed(0)
+    n_examples = 40
+    contexts = torch.randn(1 if shared else n_examples, tokens, dim, generator=g).double()
+    queries = torch.randn(n_examples, dim, generator=g).double()
+    shapes = 2 * [(heads, dim, head_dim)] + [(heads, dim, dim), (dim, outputs)]
+    weights = tuple(torch.randn(*shape, generator=g).double() for shape in shapes)
+
+    def of(Q, K, V, D):
+        logits = torch.einsum(
+            "tnd,hdk,hck,tc->thn", contexts.expand(n_examples, -1, -1), K, Q, queries
+        )
+        mixed = torch.einsum(
+            "thn,tnd->thd", logits.softmax(-1), contexts.expand(n_examples, -1, -1)
+        )
+        return torch.einsum("thd,hdo,oy->ty", mixed, V, D).flatten()
+
+    parts = torch.autograd.functional.jacobian(of, weights)
+    return torch.cat([J.flatten(1) for J in parts], dim=1)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (2, 3, 2, 3, 5),
+        (1, 2, 1, 4, 6),  # a read-out of fewer rows than d
+        (2, 3, 1, 4, 2),  # of fewer outputs
+        (1, 5, 2, 3, 4),  # more tokens than dimensions
+        (3, 2, 3, 3, 1),
+        (2, 3, 4, 3, 7),  # wider heads than d
+    ],
+)
+def test_dimension_of_a_layer_is_the_rank_of_all_outputs(sizes, shared):
+    rank = numerical_rank(layer(*sizes, shared), rtol=1e-11)
+    assert rank == counts.mha_dimension(*sizes, shared=shared)
+
+
+def test_one_output_of_a_layer_shows_what_limits_real_labels():
+    for heads, tokens, head_dim, dim in [(20, 32, 64, 64), (1, 5, 3, 8), (4, 8, 8, 8)]:
+        one = bounds.shared_context_ceiling(heads, tokens, head_dim, dim)
+        assert counts.mha_dimension(heads, tokens, head_dim, dim) == one
+        many = bounds.own_context_ceiling(heads, head_dim, dim)
+        assert counts.mha_dimension(heads, tokens, head_dim, dim, shared=False) == many
+        assert counts.mha_dimension(heads, dim + 1, head_dim, dim) == many
