@@ -58,7 +58,8 @@ def poor_queries(run: Run, g: torch.Generator) -> Float[Tensor, "T d"]:
 
     In ``groups`` of ``Q + 1`` the last query is a combination of the others. Its coefficients have
     length one, so it is distributed as they are, and all span ``d`` dimensions. In
-    ``shared-flat-Q`` all lie in one random subspace of ``Q`` dimensions; their mean square length is ``d``, too.
+    ``shared-flat-Q`` all lie in one random subspace of ``Q`` dimensions; their mean square length
+    is ``d``, too.
     """
     _, kind, number = run.context.split("-")
     Q, normal = int(number), functools.partial(torch.randn, generator=g, dtype=torch.float32)
