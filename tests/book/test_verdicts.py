@@ -296,6 +296,11 @@ def rises_and_falls(c):
     return 0.1 + 0.6 * (c.n >= 5) - c.n / 150
 
 
+def by_kruskal_rank(c):
+    """What is memorized follows the Kruskal rank, also where queries span more dimensions."""
+    return min(int(c.context.rpartition("-")[2]), 8) / 10
+
+
 M, D = "mahdavi-", "dana-"
 # What takes long to compute and does not come from rows.
 KNOWN = {"proven": [768] * 5, "in_single": [0] * 5, "distinct": 1, "asking": range(800)}
@@ -431,6 +436,9 @@ def of_files(table, change):
 NARROW_BEST = both(
     accuracy(f"{D}budget", of=lambda c: 1 / (1 + c.d_h)), accuracy(f"{D}exp2", of=lambda c: 0.99)
 )
+BY_KRUSKAL_RANK = both(
+    accuracy(f"{M}kruskal", of=by_kruskal_rank), error(f"{M}kruskal", of=by_kruskal_rank)
+)
 LATE = rows(
     *(f"{D}dim5", f"{D}depth5"),
     accuracy=lambda c, r: 0.9,
@@ -456,6 +464,11 @@ CASES = [
     (f"{M}figure-3", OUT, "no head saturated", heads(lambda H: (*[0.0] * H, 1.0), (1.0,))),
     (f"{M}figure-3", OUT, "all heads saturated", heads(lambda H: (1.0, *[0.0] * H), (0.0,))),
     (f"{M}figure-3", IN, "all but one", heads(lambda H: (0.0, 1.0, *[0.0] * (H - 1)), (1.0,))),
+    (f"{M}finding-check-kruskal", OUT, "by Kruskal rank", BY_KRUSKAL_RANK),
+    (
+        *(f"{M}finding-check-kruskal", PART, "classes by Kruskal rank"),
+        accuracy(f"{M}kruskal", of=by_kruskal_rank),
+    ),
     (f"{D}width-per-parameter", OUT, "narrow ones best", NARROW_BEST),
     (f"{D}finding-published-points", OUT, "0.02 off", HIGHER),
     (f"{D}figures-7-and-10", IN, "late MLPs, ahead", LATE),

@@ -40,16 +40,38 @@ def generator(run: Run | str, stream: str) -> torch.Generator:
 def contexts_of(run: Run) -> ContextQueries:
     """What a run of Mahdavi et al.'s is trained on: entries uniform on [0, 1], in float32.
 
-    Labels are uniform over the classes, or, where they are real numbers, on [0, 1].
+    Labels are uniform over the classes, or, where they are real numbers, on [0, 1]. Queries are
+    those of :func:`poor_queries` if the run's context asks for them.
     """
     g = generator(run, "data")
     if run.table is not None:  # a number that decides the examples for all seeds
         g = generator(f"{run.n} {run.d} {run.N} {run.context} {run.table}", "examples")
     rand = functools.partial(torch.rand, generator=g, dtype=torch.float32)
-    contexts = rand(*(() if run.context == "shared" else (run.T,)), run.n, run.d)
-    queries = rand(run.T, run.d)
+    contexts = rand(*(() if run.shares_context else (run.T,)), run.n, run.d)
+    queries = rand(run.T, run.d) if run.context in ("shared", "random") else poor_queries(run, g)
     labels = torch.randint(run.N, (run.T,), generator=g) if run.N else rand(run.T)
     return ContextQueries(contexts, queries, labels)
+
+
+def poor_queries(run: Run, g: torch.Generator) -> Float[Tensor, "T d"]:
+    """Normal queries of Kruskal rank ``Q``, for a context named ``shared-groups-Q`` or so.
+
+    In ``groups`` of ``Q + 1`` the last query is a combination of the others. Its coefficients have
+    length one, so it is distributed as they are, and all span ``d`` dimensions. In
+    ``shared-flat-Q`` all lie in one random subspace of ``Q`` dimensions; their mean square length
+    is ``d``, too.
+    """
+    _, kind, number = run.context.split("-")
+    Q, normal = int(number), functools.partial(torch.randn, generator=g, dtype=torch.float32)
+    if kind == "flat":
+        basis, _ = torch.linalg.qr(normal(run.d, Q))
+        return normal(run.T, Q) @ basis.mT * (run.d / Q) ** 0.5
+    queries = normal(run.T, run.d)
+    groups = queries[: run.T // (Q + 1) * (Q + 1)].unflatten(0, (-1, Q + 1))
+    coefficients = normal(len(groups), 1, Q)
+    coefficients /= coefficients.norm(dim=2, keepdim=True)
+    groups[:, Q:] = coefficients @ groups[:, :Q]
+    return queries
 
 
 def pairs_of(run: Run) -> Pairs:

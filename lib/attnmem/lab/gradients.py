@@ -394,7 +394,7 @@ def mha_losses(
     *weights, W_O, W_D, b_D = P.values()
     positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
     arguments = EmbeddedHeads(*weights), positions, 1 / 8, contexts, queries
-    attend = shared_heads_vjp if run.context == "shared" else own_heads_vjp
+    attend = shared_heads_vjp if run.shares_context else own_heads_vjp
     heads, heads_vjp = attend(*arguments)
     decoder = W_D @ W_O.mT
     outputs = torch.baddbmm(b_D[..., None], decoder, heads)

@@ -405,7 +405,7 @@ class Memorization(Protocol):
             for stack, x in zip(stacks, data, strict=True):
                 stack[index] = x
         # What examples have of their own lies in one array for all runs, and stays there.
-        self.contexts = stacks.pop(0) if self.run.context == "shared" else None
+        self.contexts = stacks.pop(0) if self.run.shares_context else None
         self.by_example = [stack.flatten(0, 1) for stack in stacks]
         self.first = self.run.T * torch.arange(len(runs), device=device)
         self.followed: set[int] = set()  # the steps after which saturation is looked at

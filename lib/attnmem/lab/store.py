@@ -79,7 +79,7 @@ class Run(Configuration):
     seed: int
     steps: int
     task: str
-    context: str | None  # shared or random
+    context: str | None  # shared or random; or shared, with queries that data.poor_queries makes
     batch: int
     schedule: str
     lr: float  # the rate goes from lr * lr_start to lr * lr_end
@@ -90,6 +90,11 @@ class Run(Configuration):
     products: str | None = None  # tf32 where a GPU may compute them so
     table: int | None = None  # the number of the data that all seeds share, if they do
     last_batch: str | None = None  # short if the last of an epoch holds what is left
+
+    @property
+    def shares_context(self) -> bool:
+        """Whether all examples have one context."""
+        return self.context is not None and self.context.startswith("shared")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attnmem.lab import data
+from attnmem.theory.independence import kruskal_rank, numerical_rank
 
 from plain import association_run, bigram_run, memorization_run
 
@@ -58,3 +59,26 @@ def test_generators_differ_by_run_and_purpose():
     assert len(torch.stack(drawn).unique(dim=0)) == len(streams)
     again = torch.rand(3, generator=data.generator(bigram_run(), "weights"))
     assert torch.equal(again, drawn[0])
+
+
+@pytest.mark.parametrize("rank", [2, 3, 6])
+@pytest.mark.parametrize("kind", ["groups", "flat"])
+def test_poor_queries_have_their_kruskal_rank(kind, rank):
+    """Groups of dependent queries span all dimensions; in a subspace there are no more than Q."""
+    run = memorization_run(context=f"shared-{kind}-{rank}", T=19, d=7)
+    drawn = data.contexts_of(run)
+    assert drawn.contexts.shape == (run.n, 7)
+    assert drawn.queries.shape == (19, 7)
+    assert kruskal_rank(drawn.queries, rtol=1e-6) == rank
+    assert numerical_rank(drawn.queries, rtol=1e-6) == (7 if kind == "groups" else rank)
+
+
+@pytest.mark.parametrize("kind", ["groups", "flat"])
+def test_poor_queries_are_as_long_as_normal_ones(kind):
+    run = memorization_run(context=f"shared-{kind}-3", T=4001, d=7)
+    queries = data.contexts_of(run).queries
+    if kind == "groups":  # a query at each place of its group, and those that are left
+        for part in (queries[3::4], queries[::4], queries[4000:]):
+            assert (part != 0).all()
+        assert queries[3::4].var().item() == pytest.approx(1, abs=0.06)
+    assert queries.square().sum(dim=1).mean().item() == pytest.approx(7, abs=0.4)
