@@ -66,6 +66,8 @@ class Run(Configuration):
     Sizes are those of the notation page.
     """
 
+    prior = entropy = None  # the fields of Skewed, in no row of another run
+
     model: str  # aot, mlp, mha or block
     variant: str  # how the paper is read
     N: int | None  # the vocabulary, or classes; none for real labels
@@ -90,6 +92,14 @@ class Run(Configuration):
     products: str | None = None  # tf32 where a GPU may compute them so
     table: int | None = None  # the number of the data that all seeds share, if they do
     last_batch: str | None = None  # short if the last of an epoch holds what is left
+
+
+@dataclass(frozen=True)
+class Skewed(Run):
+    """A training on bigrams whose prior is not uniform, or whose next tokens are not certain."""
+
+    prior: float | None = None  # Zipf's exponent: the k-th likeliest pair has a share of k^-prior
+    entropy: float | None = None  # of every pair's next token, in bits
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,8 @@ class Fitted:
     weight: float | None = None  # the first rows do not have it
 
 
-_RESULTS: dict[type[Configuration], type] = {Run: Outcome, Check: Finding, Fitting: Fitted}
+_RESULTS: dict[type[Configuration], type] = {Run: Outcome, Skewed: Outcome}
+_RESULTS |= {Check: Finding, Fitting: Fitted}
 
 
 def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:
