@@ -16,7 +16,12 @@ from torch import nn
 
 from attnmem.lab import data, models
 from attnmem.lab.data import pairs_of
-from attnmem.lab.store import Run
+from attnmem.lab.store import Run, Skewed
+
+
+def _run(fields):
+    kind = Skewed if {"prior", "entropy"} & {*fields} else Run
+    return kind(experiment="test", profile="test", **fields)
 
 
 def bigram_run(**changes):
@@ -24,7 +29,7 @@ def bigram_run(**changes):
     sizes |= {"N": 7, "n": 2, "T": 128, "steps": 40, "batch": 32, "width": None, "seed": 0}
     protocol = {"task": "bigrams", "context": None, "schedule": "linear"}
     protocol |= {"lr": 0.1, "lr_start": 0.1, "lr_end": 0.005}
-    return Run(experiment="test", profile="test", **(sizes | protocol | changes))
+    return _run(sizes | protocol | changes)
 
 
 def memorization_run(**changes):
@@ -33,7 +38,7 @@ def memorization_run(**changes):
     protocol = {"task": "classes", "context": "shared", "schedule": "warmup-cosine"}
     protocol |= {"lr": 1e-2, "lr_start": 0.01, "lr_end": 0.0}
     protocol |= {"evaluate_every": 7, "early_stop": False}
-    return Run(experiment="test", profile="test", **(sizes | protocol | changes))
+    return _run(sizes | protocol | changes)
 
 
 def association_run(**changes):
@@ -155,7 +160,10 @@ def _step(optimizer, schedule, loss, path):
 def train_bigrams(run) -> Path:
     """Epoch by epoch, with PyTorch's LinearLR."""
     model, optimizer = _start(run, BigramModel)
-    tokens, answers, table = pairs_of(run)
+    tokens, answers, table, distributions = pairs_of(run)
+    labels = answers
+    if distributions is not None:
+        labels = distributions.T[run.N * tokens[:, 0] + tokens[:, 1]]
     batches = run.T // run.batch
     schedule = torch.optim.lr_scheduler.LinearLR(
         optimizer, run.lr_start, run.lr_end, run.steps // batches
@@ -167,7 +175,7 @@ def train_bigrams(run) -> Path:
         for batch in torch.randperm(run.T, generator=order).split(run.batch):
             logits = model(tokens[batch])
             right.append((logits.argmax(-1) == answers[batch]).double().mean().item())
-            _step(optimizer, None, F.cross_entropy(logits, answers[batch]), path)
+            _step(optimizer, None, F.cross_entropy(logits, labels[batch]), path)
         schedule.step()
         hits = model(everything).argmax(-1) == table.flatten()
         curve.append(hits.double().mean().item())
@@ -181,7 +189,7 @@ def train_bigrams(run) -> Path:
 def train_associations(run) -> Path:
     """All associations at every step; looked at on the way."""
     model, optimizer = _start(run, BigramModel)
-    tokens, answers, _ = pairs_of(run)
+    tokens, answers, *_ = pairs_of(run)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, run.lr_start, run.lr_end, run.steps)
     path, best = Path([], [], {}), None
     for step in range(1, run.steps + 1):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..checks import check_integer
+from ..checks import check_integer, refuse
 from .store import Run
 
 
@@ -20,6 +21,9 @@ class Pairs(NamedTuple):
     tokens: Int[Tensor, "count 2"]  # from 0 to N - 1
     next_tokens: Int[Tensor, " count"]  # table[a, b] for each pair (a, b)
     table: Int[Tensor, "N N"]
+    # Of every pair in order the distribution of its next token, if that is not certain; the table
+    # has the likeliest.
+    distributions: Float[Tensor, "N pairs"] | None = None
 
 
 class ContextQueries(NamedTuple):
@@ -82,9 +86,36 @@ def pairs_of(run: Run) -> Pairs:
         check_integer("T", run.T, most=run.N**2)
         chosen = torch.randperm(run.N**2, generator=g)[: run.T]
         tokens = torch.stack([chosen // run.N, chosen % run.N], dim=1)
+    elif run.prior is not None:
+        shares = torch.arange(1, run.N**2 + 1, dtype=torch.float64) ** -run.prior
+        ranked = torch.randperm(run.N**2, generator=g)  # pairs, the likeliest first
+        chosen = ranked[torch.multinomial(shares, run.T, replacement=True, generator=g)]
+        tokens = torch.stack([chosen // run.N, chosen % run.N], dim=1)
     else:
         tokens = torch.randint(run.N, (run.T, 2), generator=g)
     if run.table is not None:
         g = generator(f"{run.N} {run.table}", "table")
         table = torch.randint(run.N, (run.N, run.N), generator=g)
-    return Pairs(tokens, table[tokens[:, 0], tokens[:, 1]], table)
+    distributions = None
+    if run.entropy is not None:
+        distributions = distributions_of(run.N**2, run.N, run.entropy, g)
+        table = distributions.argmax(dim=0).view(run.N, run.N)
+    return Pairs(tokens, table[tokens[:, 0], tokens[:, 1]], table, distributions)
+
+
+def distributions_of(
+    count: int, N: int, bits: float, g: torch.Generator
+) -> Float[Tensor, "N count"]:
+    """Distributions over ``N`` tokens, all of this entropy: softmaxes of scaled normal numbers."""
+    if not 0 < bits < math.log2(N):
+        refuse("entropy", bits, f"above 0 and below log2(N) = {math.log2(N):.4f}")
+    logits = torch.randn(N, count, generator=g, dtype=torch.float64)
+    logits = logits - logits.amax(dim=0)
+    low = torch.full((count,), -20.0, dtype=logits.dtype)  # of the logarithm of the scale
+    high = -low
+    for _ in range(60):
+        middle = (low + high) / 2
+        shares = (middle.exp() * logits).softmax(dim=0)
+        flat = torch.special.entr(shares).sum(dim=0) > bits * math.log(2)
+        low, high = torch.where(flat, middle, low), torch.where(flat, high, middle)
+    return shares.float()

@@ -30,7 +30,7 @@ from . import store, study, training
 from .assumptions import TESTS
 from .fits import FITS
 from .searches import SEARCHES
-from .store import Row, Rows, Run
+from .store import Row, Rows, Run, Skewed
 from .study import ALL, EXPERIMENTS, PROFILES, SIZES, ByName, Selection, Study
 
 
@@ -406,7 +406,8 @@ def spans(table: pd.DataFrame, *fields: str) -> str:
 
 def fewest_seeds(table: pd.DataFrame) -> int:
     """The number of seeds, diverged ones included, of the configuration that has the fewest."""
-    settings = [field.name for field in dataclasses.fields(Run) if field.name != "seed"]
+    names = [field.name for field in dataclasses.fields(Skewed) if field.name != "seed"]
+    settings = [name for name in names if name in table]
     return int(table.groupby(settings, dropna=False).seed.nunique().min())
 
 

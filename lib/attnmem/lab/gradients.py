@@ -79,12 +79,19 @@ written_out: Callable[..., Tensor] = _WrittenOut.apply
 
 
 def cross_entropy_vjp(
-    logits: Float[Tensor, "R N B"], classes: Int[Tensor, "R B"]
+    logits: Float[Tensor, "R N B"], classes: Int[Tensor, "R B"] | Float[Tensor, "R N B"]
 ) -> tuple[Float[Tensor, "R B"], Callable[[Tensor], Float[Tensor, "R N B"]]]:
-    """The cross-entropy of a softmax over ``N`` classes; its gradient may be asked for once."""
+    """The cross-entropy of a softmax over ``N`` classes; its gradient may be asked for once.
+
+    Its targets are classes, or distributions over them.
+    """
     largest, right = logits.amax(dim=1, keepdim=True), classes[:, None]
     shares = (logits - largest).mul_(_LOG2_E).exp2_()
     total = shares.sum(dim=1, keepdim=True)
+    if classes.is_floating_point():
+        expected = (logits * classes).sum(dim=1)
+        losses = total.log().add_(largest)[:, 0].sub_(expected)
+        return losses, lambda g: shares.mul_(g / total).sub_(g * classes)
     losses = total.log().add_(largest).sub_(logits.gather(1, right))[:, 0]
 
     def vjp(g):  # (R, 1, B) or (R, 1, 1): g times softmax, less g at the right class

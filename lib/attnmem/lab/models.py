@@ -288,8 +288,8 @@ ACCELERATORS: dict[tuple[str, str], Callable[..., Losses]] = {}
 def losses(P: Parameters, run: Run, *batch: Tensor) -> Losses:
     """The loss of each example of a batch, the outputs, and the gradient, which is asked for once.
 
-    The last tensor of a batch has the labels; the loss of classes is the cross-entropy, of real
-    numbers the squared error.
+    The last tensor of a batch has the labels; the loss of classes, or of distributions ``(R, N,
+    B)`` over them, is the cross-entropy, of real numbers the squared error.
     """
     return ACCELERATORS.get((run.model, run.variant), by_autograd)(P, run, *batch)
 
@@ -298,7 +298,7 @@ def by_autograd(P: Parameters, run: Run, *batch: Tensor) -> Losses:
     """:func:`losses` of any model; on a GPU a look-up's gradient repeats up to rounding only."""
     *inputs, labels = batch
     outputs = MODELS[run.model].outputs(P, run, *inputs)
-    if labels.is_floating_point():
+    if run.N is None:
         by_example = (outputs[:, 0] - labels).square()
     else:
         by_example = F.cross_entropy(outputs, labels, reduction="none")

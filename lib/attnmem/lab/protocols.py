@@ -282,11 +282,17 @@ class _OnPairs(Protocol):
         # Of every pair the first, the second and the next token: (R, 3, T).
         self.columns = torch.cat([tokens.mT, next_tokens[:, None]], dim=1).to(device)
         self.tables = torch.stack([pairs.table for pairs in data]).to(device)
+        self.distributions = None
+        if self.run.entropy is not None:
+            self.distributions = torch.stack([pairs.distributions for pairs in data]).to(device)
 
     @override
     def losses(self, batch, watched):
         tokens, answers = batch[:, :2].mT, batch[:, 2]
-        by_pair, outputs, gradient = models.losses(self.parameters, self.run, tokens, answers)
+        labels = answers
+        if self.distributions is not None:
+            labels = take_columns(self.distributions, self.run.N * batch[:, 0] + batch[:, 1])
+        by_pair, outputs, gradient = models.losses(self.parameters, self.run, tokens, labels)
         share = None
         if watched:
             right = are_right(outputs.clone(), answers).double().sum(dim=1)

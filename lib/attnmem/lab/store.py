@@ -66,6 +66,8 @@ class Run(Configuration):
     Sizes are those of the notation page.
     """
 
+    prior = entropy = None  # the fields of Skewed, in no row of another run
+
     model: str  # aot, mlp, mha or block
     variant: str  # how the paper is read
     N: int | None  # the vocabulary, or classes; none for real labels
@@ -95,6 +97,14 @@ class Run(Configuration):
     def shares_context(self) -> bool:
         """Whether all examples have one context."""
         return self.context is not None and self.context.startswith("shared")
+
+
+@dataclass(frozen=True)
+class Skewed(Run):
+    """A training on bigrams whose prior is not uniform, or whose next tokens are not certain."""
+
+    prior: float | None = None  # Zipf's exponent: the k-th likeliest pair has a share of k^-prior
+    entropy: float | None = None  # of every pair's next token, in bits
 
 
 @dataclass(frozen=True)
@@ -202,7 +212,8 @@ class Fitted:
     weight: float | None = None  # the first rows do not have it
 
 
-_RESULTS: dict[type[Configuration], type] = {Run: Outcome, Check: Finding, Fitting: Fitted}
+_RESULTS: dict[type[Configuration], type] = {Run: Outcome, Skewed: Outcome}
+_RESULTS |= {Check: Finding, Fitting: Fitted}
 
 
 def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:

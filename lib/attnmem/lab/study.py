@@ -19,11 +19,12 @@ import pandas as pd
 from ..checks import check_integer, refuse
 from ..papers import papers
 from . import models, store, training
-from .store import COLUMNS, Row, Rows, Run
+from .store import COLUMNS, Row, Rows, Run, Skewed
 
 PROFILES = ("paper", "quick")
 CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
 SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
+_OF_SKEWED = ("prior", "entropy")  # the fields that other runs do not have
 Unit = list[Any]  # configurations that are measured at once, one row each
 Cells = list[dict[str, Any]]
 
@@ -180,6 +181,10 @@ class Experiment(Study):
     variants: Sequence[str] = ("code",)
     curves: str | None = None
 
+    @property
+    def config(self) -> type[Run]:
+        return Skewed if "prior" in self.cells["quick"][0] else Run
+
     def configs(self, profile: str, selection: Selection = ALL) -> list[Run]:
         seeds, variant, where, tf32 = selection
         self.check_profile(profile)
@@ -201,8 +206,8 @@ class Experiment(Study):
         runs = []
         for cell in cells:
             for seed in range(seeds or self.seeds[profile]):
-                fields = cell | settings | {"seed": seed}
-                runs.append(Run(experiment=self.name, profile=profile, **fields))
+                values = cell | settings | {"seed": seed}
+                runs.append(self.config(experiment=self.name, profile=profile, **values))
         return runs
 
     def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterator[Unit]:
@@ -232,7 +237,7 @@ class Experiment(Study):
 def name_of(run: Run) -> str:
     """The cell of a training in a few words: its experiment, variant and sizes."""
     name = run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"
-    sizes = {field: getattr(run, field) for field in SIZES}
+    sizes = {field: getattr(run, field) for field in (*SIZES, *_OF_SKEWED)}
     words = [f"{field}={size}" for field, size in sizes.items() if size is not None]
     return " ".join([name, *words])
 
@@ -241,9 +246,9 @@ def name_of(run: Run) -> str:
 
 GRIDS = Path(__file__).with_name("grids.toml")
 _ENTRY = ("title", "ours", *PROFILES, "curves", "variants", "search")
-_FIELDS = [f.name for f in fields(Run) if f.name not in ("experiment", "profile", "seed")]
-_NEEDED = ("seeds", *(field for field in _FIELDS if not COLUMNS[Run][field][1]))
-_TYPES = {field: COLUMNS[Run][field][0] for field in _FIELDS}
+_FIELDS = [f.name for f in fields(Skewed) if f.name not in ("experiment", "profile", "seed")]
+_NEEDED = ("seeds", *(field for field in _FIELDS if not COLUMNS[Skewed][field][1]))
+_TYPES = {field: COLUMNS[Skewed][field][0] for field in _FIELDS}
 _TYPES |= dict.fromkeys(("seeds", "batches", "epochs", "least_steps", "width_per_d"), int)
 
 
@@ -335,7 +340,8 @@ def _cell(place: str, point: dict[str, Any], search: bool) -> dict[str, Any]:
     for field in _NEEDED:
         if field not in cell and not (search and field in ("T", "batch")):  # found later
             refuse(f"{place}, {field}", "nothing", "a value")
-    return {field: cell.get(field) for field in ("seeds", *_FIELDS)}
+    others = () if {*_OF_SKEWED} & {*cell} else _OF_SKEWED
+    return {field: cell.get(field) for field in ("seeds", *_FIELDS) if field not in others}
 
 
 EXPERIMENTS: dict[str, Experiment] = from_grids(Experiment)

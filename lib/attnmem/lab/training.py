@@ -19,7 +19,7 @@ import torch
 from ..checks import refuse
 from .models import MODELS
 from .protocols import PROTOCOLS, Bigrams
-from .store import PACKAGE, Configuration, Outcome, Run, commit
+from .store import PACKAGE, Configuration, Outcome, Run, Skewed, commit
 
 _CPU = torch.device("cpu")
 # A hash of the library's code, as this process has read it.
@@ -153,6 +153,8 @@ def train(
     last_batches = (None, "short") if run.context else (None,)
     if run.last_batch not in last_batches:
         refuse("runs", f"last_batch {run.last_batch!r} in {run.task!r}", f"one of {last_batches}")
+    if isinstance(run, Skewed) and run.task != "bigrams":
+        refuse("runs", f"a prior or an entropy in {run.task!r}", "these of 'bigrams' only")
     place = torch.device(device)
     with device_settings(place, tf32=run.products == "tf32"):
         try:

@@ -1,5 +1,7 @@
 """The data sets have the published shapes, ranges and laws."""
 
+import math
+
 import pytest
 import torch
 
@@ -82,3 +84,42 @@ def test_poor_queries_are_as_long_as_normal_ones(kind):
             assert (part != 0).all()
         assert queries[3::4].var().item() == pytest.approx(1, abs=0.06)
     assert queries.square().sum(dim=1).mean().item() == pytest.approx(7, abs=0.4)
+
+
+def test_a_zipf_prior_draws_the_kth_pair_in_proportion():
+    """Of shares 1, 1/2, ..., 1/9 (exponent 1) each rank is within five standard deviations."""
+    drawn = data.pairs_of(bigram_run(N=3, T=9000, prior=1.0))
+    counts = torch.bincount(3 * drawn.tokens[:, 0] + drawn.tokens[:, 1], minlength=9)
+    assert torch.equal(drawn.next_tokens, drawn.table[drawn.tokens[:, 0], drawn.tokens[:, 1]])
+    shares = 1 / torch.arange(1.0, 10)
+    expected = 9000 * shares / shares.sum()
+    ranked = counts.sort(descending=True).values
+    assert ((ranked - expected).abs() < 5 * expected.sqrt()).all()
+    others = data.pairs_of(bigram_run(N=3, T=9000, prior=1.0, seed=1))
+    again = torch.bincount(3 * others.tokens[:, 0] + others.tokens[:, 1], minlength=9)
+    assert not torch.equal(counts.argsort(), again.argsort())  # every seed has its own ranks
+    flat = data.pairs_of(bigram_run(N=3, T=9000, prior=0.0)).tokens
+    counts = torch.bincount(3 * flat[:, 0] + flat[:, 1], minlength=9)
+    assert (counts - 1000).abs().max() < 5 * 1000**0.5
+
+
+@pytest.mark.parametrize("bits", [1e-3, 0.5, 2.8])
+def test_next_tokens_have_the_entropy(bits):
+    drawn = data.pairs_of(bigram_run(N=7, entropy=bits))
+    p = drawn.distributions.double()
+    assert p.shape == (7, 49)
+    assert torch.allclose(p.sum(dim=0), torch.ones(49, dtype=p.dtype), atol=1e-6)
+    assert torch.allclose(
+        -torch.special.xlogy(p, p).sum(dim=0) / math.log(2),
+        torch.full((49,), bits, dtype=p.dtype),
+        atol=1e-5,
+    )
+    assert torch.equal(p.argmax(dim=0), drawn.table.flatten())
+    assert torch.equal(drawn.next_tokens, drawn.table[drawn.tokens[:, 0], drawn.tokens[:, 1]])
+    assert set(drawn.table.flatten().tolist()) == set(range(7))
+
+
+@pytest.mark.parametrize("bits", [0.0, math.log2(7), -1.0])
+def test_an_entropy_that_no_distribution_has_is_refused(bits):
+    with pytest.raises(ValueError, match=r"^entropy: got .*; expected above 0 and below log2"):
+        data.pairs_of(bigram_run(N=7, entropy=bits))

@@ -80,6 +80,11 @@ LOOPS = {
     "bigrams, three layers and an MLP": bigram_run(layers=3, width=12, model="mlp", H=1),
     "bigrams, the paper's reading": bigram_run(variant="paper", d_h=3),
     "bigrams, layers of their own": bigram_run(variant="own-layers", layers=2, d_h=3),
+    "bigrams, a Zipf prior": bigram_run(prior=1.0),
+    "bigrams, uncertain next tokens": bigram_run(entropy=1.5),
+    "bigrams, uncertain next tokens and an MLP": bigram_run(
+        entropy=0.5, prior=0.5, width=12, model="mlp", H=1
+    ),
     "associations": association_run(d=3, d_h=2, H=1),
     "associations that are all learned": association_run(d=8, d_h=8, H=4, steps=400, lr=3e-2),
     "classes": memorization_run(),

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem.lab import store as storage
-from attnmem.lab.store import Check, DamagedResultsError, Finding, Outcome, Run
+from attnmem.lab.store import Check, DamagedResultsError, Finding, Outcome, Run, Skewed
 
 RUN = Run(
     **{"experiment": "trial", "profile": "quick", "model": "aot", "variant": "code", "N": 50},
@@ -88,6 +88,17 @@ def test_any_outcome_is_read_as_it_was_written(tmp_path_factory, fields, early_s
     written = [(run, outcome), (dataclasses.replace(run, seed=1), lost)]
     storage.append(written, root)
     assert stored(root / "trial" / "quick.csv") == written
+
+
+def test_a_prior_and_an_entropy_are_kept_and_change_the_key(tmp_path, path):
+    runs = [Skewed(**vars(RUN), prior=1.0), Skewed(**vars(RUN), entropy=1.0), Skewed(**vars(RUN))]
+    assert len({run.key for run in runs}) == 3
+    assert runs[2].key == RUN.key, "what is not said is not in the key"
+    assert (RUN.prior, RUN.entropy) == (None, None)
+    assert storage.append([(run, OUTCOME) for run in runs], tmp_path) == 3
+    assert stored(path) == [(run, OUTCOME) for run in runs]
+    with pytest.raises(ValueError, match=r"^rows: got .*; expected Skewed with Outcome"):
+        storage.append([(runs[0], OUTCOME), *made(1)], tmp_path)
 
 
 def test_append_adds_a_row_once_and_the_first_counts(tmp_path, path):

@@ -8,7 +8,7 @@ import torch
 from attnmem import __main__ as cli
 from attnmem.lab import data, experiments, models, study
 from attnmem.lab.experiments import EXPERIMENTS, STUDIES
-from attnmem.lab.store import Outcome
+from attnmem.lab.store import Outcome, Run, Skewed
 from attnmem.lab.study import ALL
 
 
@@ -107,6 +107,32 @@ def test_the_small_print_changes_one_thing(name, published, change, seeds):
     drawn = [data.contexts_of(run) for run in (first, second)]
     for one, other in zip(*drawn, strict=True):  # seeds share their examples if these are numbered
         assert torch.equal(one, other) == ("table" in change)
+
+
+@pytest.mark.parametrize(
+    ("published", "cell", "epochs"),
+    [
+        ("dana-exp1", {"model": "aot", "N": 50, "d": 10, "H": 6}, 64),
+        ("dana-exp5-aot", {"model": "aot", "N": 70, "d": 10, "H": 11}, 16),
+        ("dana-exp5-mlp", {"model": "mlp", "N": 70, "d": 10, "width": 200}, 16),
+    ],
+)
+def test_other_distributions_change_the_data_of_one_size(published, cell, epochs):
+    [base, *_] = experiments.runs(published, "paper", 1, where=cell)
+    steps = epochs * base.T // base.batch
+    same = dataclasses.replace(base, experiment="dana-priors", steps=steps)
+    theirs = [run for run in of("dana-priors") if {**cell}.items() <= vars(run).items()]
+    drawn = {(run.prior, run.entropy) for run in theirs}
+    priors, entropies = (0.0, 0.5, 1.0, 1.5), (0.5, 1.0, 2.0, 3.0)
+    assert drawn == {*((p, None) for p in priors), *((None, h) for h in entropies)}
+    assert len(theirs) == 8 * 5
+    for run in theirs:
+        assert type(run) is Skewed
+        assert run == Skewed(
+            **vars(same) | {"seed": run.seed}, prior=run.prior, entropy=run.entropy
+        )
+    assert len({study.name_of(run) for run in theirs}) == 8
+    assert {type(run) for name in COUNTS for run in experiments.runs(name, "paper", 1)} == {Run}
 
 
 def test_the_learning_rates_are_those_of_the_sheet():

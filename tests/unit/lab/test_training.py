@@ -34,6 +34,8 @@ def timeless(outcomes):
         [memorization_run(variant="paper")],
         [memorization_run(model="aot")],
         [bigram_run(last_batch="short")],
+        [association_run(entropy=1.0)],
+        [memorization_run(prior=1.0)],
         [memorization_run(last_batch="long")],
         [],
     ],
