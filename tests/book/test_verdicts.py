@@ -439,6 +439,20 @@ NARROW_BEST = both(
 BY_KRUSKAL_RANK = both(
     accuracy(f"{M}kruskal", of=by_kruskal_rank), error(f"{M}kruskal", of=by_kruskal_rank)
 )
+
+
+def more_at_higher_entropy(c, r):
+    """Training removes a share of the divergence that rises with the entropy."""
+    bits = c.entropy or 0.0
+    left = (math.log2(c.N) - bits) * (0.9 - bits / 4)
+    return math.log(2) * (bits + left)
+
+
+OTHER_CELLS_TOO = ["N", "T", "known", "row", "rows", "size", "counts", "shown", "vocab"]
+SAME_AT_EVERY_PRIOR = both(
+    accuracy(f"{D}priors", of=lambda c: 0.3),
+    rows(f"{D}priors", loss=more_at_higher_entropy),
+)
 LATE = rows(
     *(f"{D}dim5", f"{D}depth5"),
     accuracy=lambda c, r: 0.9,
@@ -468,6 +482,10 @@ CASES = [
     (
         *(f"{M}finding-check-kruskal", PART, "classes by Kruskal rank"),
         accuracy(f"{M}kruskal", of=by_kruskal_rank),
+    ),
+    (
+        *(f"{D}finding-check-priors", OUT, "one accuracy at all priors", SAME_AT_EVERY_PRIOR),
+        dict.fromkeys(OTHER_CELLS_TOO),
     ),
     (f"{D}width-per-parameter", OUT, "narrow ones best", NARROW_BEST),
     (f"{D}finding-published-points", OUT, "0.02 off", HIGHER),

@@ -84,6 +84,7 @@ LEAST = {
     (bounds.scalar_capacity, "context"): 3,
     (bounds.scalar_capacity, "dim"): 3,
     (bounds.scalar_capacity, "head_dim"): 2,
+    (counts.mha_dimension, "context"): 2,
     (counts.accuracy_to_associations, "vocab"): 2,
     (counts.loss_to_bits, "vocab"): 2,
     (counts.class_price, "classes"): 2,
