@@ -279,6 +279,16 @@ def unread(kind):
     return [name for name in flags if name not in read_fields]
 
 
+def use_float64_and_no_eps():
+    """In this process, on one thread, by all modules."""
+    torch.float32 = torch.float = torch.float64  # modules upcast by these names
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    plain = F.layer_norm  # OLMo's eps is no attribute
+    F.layer_norm = lambda x, shape, weight=None, bias=None, eps=0: plain(x, shape, weight, bias, 0)
+
+
 def main(words):
     """Compare some rows with their modules, or all."""
     kinds = [word for word in words if word != "--json"]
@@ -287,15 +297,10 @@ def main(words):
             check(kind)
     except ValueError as error:
         sys.exit(str(error))
-    torch.float32 = torch.float = torch.float64  # modules upcast by these names
-    torch.Tensor.float = torch.Tensor.double
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
+    use_float64_and_no_eps()
     from transformers.models.bloom import modeling_bloom
 
-    # OLMo's eps is no attribute, and BLOOM's GELU has a derivative of its own.
-    plain = F.layer_norm
-    F.layer_norm = lambda x, shape, weight=None, bias=None, eps=0: plain(x, shape, weight, bias, 0)
+    # BLOOM's GELU has a derivative of its own.
     modeling_bloom.BloomGelu.forward = lambda self, x: F.gelu(x, approximate="tanh")
     every = [(kind, {}) for kind in TABLE["family"]] + OTHERS
     results = {

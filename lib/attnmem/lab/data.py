@@ -84,13 +84,12 @@ def pairs_of(run: Run) -> Pairs:
     table = torch.randint(run.N, (run.N, run.N), generator=g)
     if run.task == "associations":
         check_integer("T", run.T, most=run.N**2)
-        chosen = torch.randperm(run.N**2, generator=g)[: run.T]
-        tokens = torch.stack([chosen // run.N, chosen % run.N], dim=1)
+        tokens = _pairs_numbered(torch.randperm(run.N**2, generator=g)[: run.T], run.N)
     elif run.prior is not None:
         shares = torch.arange(1, run.N**2 + 1, dtype=torch.float64) ** -run.prior
         ranked = torch.randperm(run.N**2, generator=g)  # pairs, the likeliest first
         chosen = ranked[torch.multinomial(shares, run.T, replacement=True, generator=g)]
-        tokens = torch.stack([chosen // run.N, chosen % run.N], dim=1)
+        tokens = _pairs_numbered(chosen, run.N)
     else:
         tokens = torch.randint(run.N, (run.T, 2), generator=g)
     if run.table is not None:
@@ -101,6 +100,10 @@ def pairs_of(run: Run) -> Pairs:
         distributions = distributions_of(run.N**2, run.N, run.entropy, g)
         table = distributions.argmax(dim=0).view(run.N, run.N)
     return Pairs(tokens, table[tokens[:, 0], tokens[:, 1]], table, distributions)
+
+
+def _pairs_numbered(numbers: Int[Tensor, " count"], N: int) -> Int[Tensor, "count 2"]:
+    return torch.stack([numbers // N, numbers % N], dim=1)
 
 
 def distributions_of(

@@ -24,7 +24,8 @@ from .store import COLUMNS, Row, Rows, Run, Skewed
 PROFILES = ("paper", "quick")
 CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
 SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
-_OF_SKEWED = ("prior", "entropy")  # the fields that other runs do not have
+# The fields that other runs do not have.
+_OF_SKEWED = tuple(field.name for field in fields(Skewed) if field.name not in COLUMNS[Run])
 Unit = list[Any]  # configurations that are measured at once, one row each
 Cells = list[dict[str, Any]]
 

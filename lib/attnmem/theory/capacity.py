@@ -162,7 +162,7 @@ class LayerSizes:
     @property
     def plain(self) -> bool:
         """Whether this is the layer of the book, up to biases and the data."""
-        return self.heads_per_group == 1 and not self.turned
+        return self.heads_per_group == 1 and not self.turned and not self.normed
 
     @property
     def queries_dim(self) -> int:
@@ -178,6 +178,14 @@ class LayerSizes:
         if self.normed == "all":
             return (self.heads + self.groups) * self.head_dim
         return 0
+
+    @property
+    def shown_norm_weights(self) -> int:
+        """What the logits show of these weights."""
+        # Of the weights g of queries and g' of keys they show g g' at each coordinate, and of each
+        # turned pair three numbers.
+        norms = {"": 0, "head": 1, "all": self.groups}[self.normed]
+        return self.norm_weights - norms * (self.head_dim - self.turned // 2)
 
     @property
     def ignored_scales(self) -> int:
@@ -277,11 +285,9 @@ class LayerSizes:
         # are not turned are as before.
         keys_dim = self.token_dim + 1 if "k" in self.bias else self.token_dim
         if self.normed:
-            # Norms ignore scales of the maps. Of the norms' weights g and g' the logits show g g'
-            # at each coordinate, and of each turned pair three numbers.
+            # Norms ignore scales of the maps.
             maps = self.groups * self.head_dim * (self.queries_dim + keys_dim) - self.ignored_scales
-            norms = 1 if self.normed == "head" else self.groups
-            return maps + self.norm_weights - norms * (self.head_dim - self.turned // 2)
+            return maps + self.shown_norm_weights
         turned = self.turned * low_rank_dim(1, keys_dim, self.queries_dim)
         still = low_rank_dim(self.head_dim - self.turned, self.token_dim, self.queries_dim)
         return self.groups * (turned + still)

@@ -34,7 +34,7 @@ def model_floor(model: Model, outputs: int = 1) -> Floor:
     first block mixes the tokens, and the others are counted.
 
     Args:
-        model: Its sizes. Units with ReLU are left silent, since they switch off.
+        model: Its sizes. Of units with ReLU no pairs over several blocks are counted.
         outputs: So many labels of an example, ``o``. Up to one for each gap between two blocks,
             consecutive blocks work for one output; beyond, a share of all units and heads does.
 
@@ -114,7 +114,7 @@ def _groups_of_heads(layer: LayerSizes, groups: int, m: int, fewest: int = 1) ->
     """What heads show in at least so many groups of equal attention, whose values cancel."""
     if not groups:
         return 0
-    if layer.plain and not layer.normed:
+    if layer.plain:
         return most_ranks(groups, *_shape(layer, m), fewest=fewest)[0]
     return groups // 2 * _pair_of_groups(layer, m)
 
@@ -125,10 +125,15 @@ def _shape(layer: LayerSizes, m: int) -> tuple[int, int, int]:
     return m, queries, min(layer.head_dim, m)
 
 
+def _attends_by_signs(layer: LayerSizes) -> bool:
+    """Whether norms leave only signs of queries and keys, which do not move with the weights."""
+    return bool(layer.normed) and layer.head_dim == 1
+
+
 def _pair_of_groups(layer: LayerSizes, m: int) -> int:
     """What two groups of equal keys show, whose values cancel."""
     values = low_rank_dim(layer.value_dim, m, layer.heads_per_group)
-    if layer.normed and layer.head_dim == 1:  # its logits are signs
+    if _attends_by_signs(layer):
         return 0
     # Logits behind norms, or turned in more dimensions than they read, are left out.
     if layer.normed or (layer.turned and layer.head_dim > m):
@@ -151,10 +156,8 @@ def _heard(blocks: Sequence[Block], m: int, outputs: int) -> int:
     if len(sizes) > 1:
         return 0
     layer, q, heads = layers[0], first.units, first.attention.heads
-    written = min(layer.value_dim, m) * m
-    if layer.normed and layer.head_dim == 1:
-        written = 0
-    plain = layer.plain and not layer.normed and len(layers) == 1
+    written = 0 if _attends_by_signs(layer) else min(layer.value_dim, m) * m
+    plain = layer.plain and len(layers) == 1
     if q < 2:
         return _heard_by_heads(layer, gaps, m) if plain and not q and outputs == 1 else 0
     labels = gaps * (m * q + heads * written)
@@ -216,7 +219,7 @@ def _doubled(model: Model, outputs: int) -> int:
     # Words can be shifted, and positions back, or behind norms that are held fixed the biases.
     if model.words and (model.positions or block.place == "post"):
         labels -= m
-    if model.blocks[0].place == "out":
+    if block.place == "out":
         labels -= m - 1
     return max(0, labels + m + int(block.shift))
 
@@ -238,11 +241,7 @@ def _part_of_width(block: Block, copies: int) -> Block:
 
 def _seen(block: Block) -> int:
     """What an attention layer and an MLP show, if norms are held fixed."""
-    layer = block.attention
-    seen = sum(part.matter for part in block.parts())
-    if layer.normed:
-        seen -= layer.norm_weights - (layer.head_dim - layer.turned // 2)
-    return seen
+    return sum(part.matter for part in block.parts()) - block.attention.shown_norm_weights
 
 
 def _unseen_at_the_end(block: Block) -> int:
