@@ -12,6 +12,8 @@ export OPENBLAS_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY      ?= passive
 export TQDM_DISABLE         ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# A list of fonts of this folder's own: one in the home may lack those that Matplotlib brings.
+export MPLCONFIGDIR         ?= $(CURDIR)/_build/matplotlib
 # Without LC_ALL, Python takes a C locale for UTF-8: the path of this folder may have any letters.
 ifneq (,$(filter C POSIX,$(LC_ALL)))
 unexport LC_ALL
@@ -51,6 +53,7 @@ $(LOCKED): locks/requirements.txt locks/constraints.txt
 
 $(READY): $(LOCKED) pyproject.toml
 	$(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import matplotlib.font_manager'
 	@touch $@
 
 env: $(READY) ## create the environment in .venv
