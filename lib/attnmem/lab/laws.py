@@ -187,21 +187,27 @@ def predicted() -> dict[str, dict[str, list[float]]]:
 
 
 def predictions() -> pd.DataFrame:
-    """The stored predictions, and the means of what was trained since: a row for each curve.
+    """The stored predictions, and what was trained since: a row for each point of their curves.
 
-    The index has the figure, ``T`` and the law, or ``trained``; the columns are the values of ``H``
-    or ``n`` from 1 to 60.
+    Columns: the ``figure``, ``T``, ``H``, ``n``; the accuracies by ``curve`` and by ``bits``, or
+    the share ``left``; the mean of the ``trained``, NaN if there is no row, and how many ``seeds``.
     """
     rows = trainings([*PREDICTED])
-    lines: dict[tuple[str, int, str], pd.Series] = {}
+    measured = rows.accuracy.where(rows.task == "classes", rows.left)
+    trained = measured.groupby([rows.experiment, rows["T"], rows.H, rows.n]).agg(["mean", "count"])
+    points = []
     for name, sizes in PREDICTED.items():
-        axis, value = "n" if "context" in name else "H", "accuracy" if name in CLASSES else "left"
         figure = experiments.EXPERIMENTS[name].what
-        values = sorted({getattr(run, axis) for run in experiments.runs(name, "paper", 1)})
+        laws = ("curve", "bits") if name in CLASSES else ("left",)
         for T in sizes:
-            for law in ("curve", "bits") if name in CLASSES else ("left",):
-                lines[figure, T, law] = pd.Series(PREDICTIONS[name][f"{law}-{T}"], values)
-            trained = rows[(rows.experiment == name) & (rows["T"] == T)]
-            if len(trained):
-                lines[figure, T, "trained"] = trained.groupby(axis)[value].mean()
-    return pd.DataFrame(lines).T.rename_axis(["figure", "T", "by"])
+            lines = [PREDICTIONS[name][f"{law}-{T}"] for law in laws]
+            runs = experiments.runs(name, "paper", 1, where={"T": T})
+            for run, *values in zip(runs, *lines, strict=True):
+                point = {"figure": figure, "T": T, "H": run.H, "n": run.n}
+                point |= dict(zip(laws, values, strict=True))
+                if (name, T, run.H, run.n) in trained.index:
+                    mean, seeds = trained.loc[name, T, run.H, run.n]
+                    point |= {"trained": mean, "seeds": seeds}
+                points.append(point)
+    columns = ["figure", "T", "H", "n", "curve", "bits", "left", "trained", "seeds"]
+    return pd.DataFrame(points, columns=columns)

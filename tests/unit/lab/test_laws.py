@@ -133,12 +133,15 @@ def test_own_contexts_with_another_accuracy_are_missed(sweeps):
 
 def test_predictions_stand_beside_trainings_once_there_are_some(sweeps):
     sweeps()
-    table = laws.predictions()
-    assert table.shape == (20, 8)
-    assert "trained" not in table.index.get_level_values("by")
+    points = laws.predictions()
+    assert len(points) == 8 * 13
+    assert points.trained.isna().all()
     rows = laws.trainings()
     rows.loc[rows.experiment == "mahdavi-fig4-heads", "T"] = 70_000
-    table = laws.predictions()
-    new = table.loc["Figure 4, left", 70_000, "trained"]
-    assert new[1] == pytest.approx(math.sqrt(0.1))
-    assert table.loc["Figure 4, left", 70_000, "bits"][60] == 1.0
+    points = laws.predictions().set_index(["figure", "T", "H", "n"])
+    one = points.loc["Figure 4, left", 70_000, 1, 32]
+    assert one.trained == pytest.approx(math.sqrt(0.1))
+    assert one.seeds == 6
+    assert points.trained.count() == 1, "of the heads that were trained here one is in the figure"
+    assert points.loc["Figure 4, left", 70_000, 60, 32].bits == 1.0
+    assert points.loc["Figure 5, own, heads", 90_000, 1, 32].left == 0.915
