@@ -20,7 +20,7 @@ addEventListener("DOMContentLoaded", () => {
   }
   // The lists of the record fold, so that the contents show the argument.
   for (const caption of document.querySelectorAll(".bd-links p.caption")) {
-    if (!caption.textContent.startsWith("Record")) continue;
+    if (!/^Record|theory$|itself$/.test(caption.textContent.trim())) continue;
     const list = caption.nextElementSibling;
     const fold = document.createElement("details");
     fold.open = Boolean(list.querySelector(".current"));

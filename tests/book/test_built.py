@@ -25,7 +25,7 @@ from tools import chapters
 from tools.chapters import BOOK, ROOT, TEXT, colab_cell, config, wheel_name
 from tools.wheel import FIRST, build_wheel
 
-NOTEBOOK, PAGE, SHORT = "book/notebooks/foundations/attention", "book/running", "book/colab"
+NOTEBOOK, PAGE, SHORT = "book/notebooks/foundations/attention", "book/running", "book/checking"
 ADDRESS, BRANCH = "https://github.com/someone/somewhere", "trunk"
 THERE = {"repository": {"url": f"{ADDRESS}.git/", "branch": BRANCH}}
 SITE = {"html": {"baseurl": "https://someone.example/book"}}
@@ -37,7 +37,7 @@ SAMPLE = r"""
 # A *sample* with $x_1$
 
 {cite:t}`mahdavi2024` and others {cite}`dana2025` {term}`memorize` {glue:text}`count` labels; see
-{ref}`ch-colab`, {ref}`ch-attention`, {prf:ref}`thm-sample`, {eq}`eq-sample`, {numref}`tab-sample`,
+{ref}`ch-checking`, {ref}`ch-attention`, {prf:ref}`thm-sample`, {eq}`eq-sample`, {numref}`tab-sample`,
 {take}`a file <wheel>` and [a page](https://example.org/a_b). Neither an asterisk \* nor a price of
 \$5 is markup, `a|b` is code.
 
@@ -108,7 +108,7 @@ By counting.
 
 :::::{grid} 1 1 2 2
 ::::{grid-item-card} Read
-:link: ch-colab
+:link: ch-checking
 :link-type: ref
 The words of a card.
 ::::
@@ -133,7 +133,7 @@ SAMPLE += "\n".join(
 PLAIN = [
     "# A *sample* with $x_1$",
     "Mahdavi *et al.* (2024) and others (Dana *et al.*, 2025) memorize 41 labels",
-    "see\nOn Colab, A sample with x\\_1, Theorem 1, (1), Table 1,\na file and ",
+    "see\nChecked, in CI and by you, A sample with x\\_1, Theorem 1, (1), Table 1,\na file and ",
     "[a page](https://example.org/a_b). Neither an asterisk \\* nor a price of\n\\$5 is",
     "markup, `a|b` is code.",
     "$$\n\\begin{split}\na &= |b| \\\\\nc &= d\n\\end{split} \\tag{1}\n$$",
@@ -152,7 +152,7 @@ PLAIN = [
     "*In the book this part moves; a notebook cannot show that.*",
     "**Read**\n\nThe words of a card.",
     "**One** number in a box.\n\n- The library as one file",
-    "**Fig. 1.** A caption with $x$. See On Colab.",
+    "**Fig. 1.** A caption with $x$. See Checked, in CI and by you.",
 ]
 MARKUP = r":::|^\(\S+\)=|\{[a-z:-]+\}[`\[]|^`{3,}\{|^%|sd-|<script|<form"
 
@@ -177,7 +177,7 @@ def cells():
         {f"{record}text/plain": "41"},
         metadata={"scrapbook": {"name": "count", "mime_prefix": record}},
     )
-    figure = {"caption": "A caption with $x$. See {ref}`ch-colab`.", "name": "fig-sample"}
+    figure = {"caption": "A caption with $x$. See {ref}`ch-checking`.", "name": "fig-sample"}
     picture = nbformat.v4.new_output("display_data", {"image/png": PIXEL})
     code = [
         nbformat.v4.new_code_cell("1", outputs=[glued], metadata={"tags": ["remove-cell"]}),
@@ -303,7 +303,7 @@ def test_downloads_keep_cells_but_the_first(closed):
 
 def test_downloads_link_to_the_built_pages(opened):
     found, site = text(opened), SITE["html"]["baseurl"]
-    assert f"[On Colab]({site}/book/colab.html#ch-colab)" in found
+    assert f"[Checked, in CI and by you]({site}/book/checking.html#ch-checking)" in found
     assert f"[a file]({site}/downloads/{wheel_name()})" in found
     assert f"[Theorem 1]({site}/{NOTEBOOK}.html#thm-sample)" in found
     assert f"({site}/book/bibliography.html#id2)" in found

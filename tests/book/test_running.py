@@ -10,7 +10,7 @@ import pytest
 
 from tools.chapters import BOOK, ROOT, parameters
 
-PAGES = ("running", "colab", "gpu", "cluster", "checking")
+PAGES = ("running", "checking")
 BY_CI = {  # `.ci/run` and the workflows run them as a whole
     "make book",
     "make test",
@@ -77,7 +77,7 @@ def test_parameters_that_pages_name_are_the_chapters():
 
 BLOCKS = {
     f"{page.stem}-{k}": block
-    for page in (BOOK / "cluster.md", BOOK / "library.md", ROOT / "README.md")
+    for page in (BOOK / "running.md", BOOK / "library.md", ROOT / "README.md")
     for k, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
     if "SLURMCluster" not in block  # the page says that this one was not run
 }
