@@ -242,7 +242,7 @@ def test_no_address_no_door(closed):
     text = words(closed / f"{PAGE}.html")
     assert "without a public address" in text
     assert "make wheel" in text
-    assert "rocket" not in words(closed / f"{SHORT}.html")
+    assert "rocket" not in words(closed / f"{PAGE}.html")
     chapter = closed / f"{NOTEBOOK}.html"
     assert any(url.endswith(f"_sources/{NOTEBOOK}.ipynb") for url in links(chapter))
     [help_] = [url for url in links(chapter) if url.endswith("running.html#one-notebook")]
@@ -263,7 +263,7 @@ def test_address_opens_files_of_that_branch(opened):
     for name in (PAGE, SHORT):  # nothing to launch
         assert len(outside(opened / f"{name}.html")) == 2
         assert "without a public address" not in words(opened / f"{name}.html")
-    assert "rocket" in words(opened / f"{SHORT}.html")
+    assert "rocket" in words(opened / f"{PAGE}.html")
 
 
 def published(site):

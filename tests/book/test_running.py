@@ -20,7 +20,6 @@ BY_CI = {  # `.ci/run` and the workflows run them as a whole
     "make steady",
     "make seeds",
     "make small",
-    "make env",
 }
 
 
