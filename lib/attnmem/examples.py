@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .checks import check_finite, refuse
+from .checks import check_finite, check_tokens, refuse
 
 Contexts = Float[Tensor, "T n d"] | Float[Tensor, "n d"]  # own ones, or one that all share
 Queries = Float[Tensor, "T d"]
@@ -80,6 +80,13 @@ def check_distinct_sequences(
     rows = [*map(tuple, sequences.tolist())]
     answers = rows if next_tokens is None else next_tokens.tolist()
     check_distinct("sequences", rows, answers, "next tokens")
+
+
+def check_associations(sequences: Sequences, next_tokens: Int[Tensor, " T"], vocab: int) -> None:
+    """Accept tokens below ``vocab``, and sequences of which no two are equal."""
+    check_tokens("sequences", sequences, vocab)
+    check_tokens("next_tokens", next_tokens, vocab)
+    check_distinct_sequences(sequences, next_tokens)
 
 
 def _comparable(x: Tensor) -> np.ndarray:

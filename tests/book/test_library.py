@@ -145,6 +145,9 @@ torch.manual_seed(0)
 E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)
 weights = attnmem.memorize_mha(E, e, y, heads=8, head_dim=4, seed=0)
 assert (attnmem.mha(weights, E, e)[:, 0] - y).abs().max() < 1e-6
+pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+small = attnmem.memorize_aot(pairs, pairs[:, 0], vocab=3, dim=3, head_dim=3, heads=2, seed=0)
+assert (attnmem.aot(small, pairs).argmax(-1) == pairs[:, 0]).all()
 most = attnmem.bounds.own_context_ceiling(4, 2, 6)
 assert attnmem.bounds.deep_ceiling([4], 2, 1, 6) == most + 6
 _, losses = attnmem.descend(attnmem.xavier(2, 16, 4, 1, seed=0), E, e, y, steps=50, lr=0.01)

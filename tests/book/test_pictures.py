@@ -13,8 +13,8 @@ import torch
 
 from attnmem.core import bounds
 from attnmem.core.memorize import SATURATED
+from attnmem.core.sequences import circle
 from attnmem.lab import experiments, fits, models, searches
-from attnmem.theory.associations import circle
 from attnmem.theory.independence import kruskal_rank, numerical_rank
 from attnmem.theory.sequence_ranks import dependent_subset, offered_rank
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, tangents

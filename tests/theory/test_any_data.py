@@ -6,12 +6,12 @@ import itertools
 import pytest
 import torch
 
-from attnmem import aot, memorize_mha, mha, random_mha
+from attnmem import aot, memorize_aot, memorize_mha, mha, random_mha
 from attnmem.core import memorize
 from attnmem.core.bounds import own_context_floor
 from attnmem.examples import unit
 from attnmem.theory import impossible, sequence_ranks
-from attnmem.theory.associations import memorize_aot, memorize_next_tokens
+from attnmem.theory.associations import memorize_next_tokens, obstacle
 from attnmem.theory.cancelling import memorize_by_cancellation, memorize_by_difference
 from attnmem.theory.scalars import memorize_scalars
 from attnmem.theory.tangents import balancing_map
@@ -266,6 +266,7 @@ def test_sequences_of_size_zero_and_one(vocab, dim):
             (sequence_ranks.offered_rank, (rows, 2), size),
             (sequence_ranks.dependent_subset, (rows, 2), size),
             (impossible.impossible_subset, (rows, next_tokens, 2), {}),
+            (obstacle, (rows, next_tokens), size | {"heads": 2}),
             (sequence_ranks.jacobian_rank, (rows, 2), size | {"trained": True}),
             (sequence_ranks.cancelling_rank, (rows, (2,)), size),
         ]

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem import AoTWeights, aot
-from attnmem.theory import associations, counts
+from attnmem.core import sequences as construction
+from attnmem.theory import counts
 from attnmem.theory.independence import certified_rank
 
 import hostile
@@ -39,10 +40,10 @@ def test_proposition_1_logits_have_rank_d(S, d, H, size):
 @pytest.mark.hostile("dana-proposition-3")
 @pytest.mark.parametrize("N", [2, 3, 4, 5, 997])
 def test_proposition_3_circle_in_closed_form(N):
-    W = associations.circle(N)
+    W = construction.circle(N)
     logits = W @ W.T
     assert (logits.argmax(1) == torch.arange(N)).all()
-    lead = associations.margins(logits, torch.arange(N))
+    lead = construction.margins(logits, torch.arange(N))
     exact = 2 * math.sin(math.pi / N) ** 2  # 1 - cos(2 pi / N), without cancellation
     torch.testing.assert_close(lead, torch.full((N,), exact, **F64), rtol=1e-6, atol=1e-15)
     scale = 50 / exact
@@ -50,8 +51,8 @@ def test_proposition_3_circle_in_closed_form(N):
     paid = -float((scale * logits[0]).log_softmax(0)[0])  # the divergence
     assert paid == pytest.approx(math.log1p(rest), abs=1e-9)
     for dim in (2, 3, 5):  # any unit vectors that differ: far more tokens than dimensions
-        rows = associations.spread_tokens(min(N, 97), dim, seed=0)
-        assert (associations.margins(rows @ rows.T, torch.arange(len(rows))) > 0).all()
+        rows = construction.spread_tokens(min(N, 97), dim, seed=0)
+        assert (construction.margins(rows @ rows.T, torch.arange(len(rows))) > 0).all()
 
 
 @pytest.mark.hostile("dana-section-3")

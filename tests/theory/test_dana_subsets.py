@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from attnmem import AoTWeights, aot
+from attnmem import AoTWeights, aot, memorize_aot
 from attnmem.core import bounds
-from attnmem.theory import associations, counts, residues
-from attnmem.theory.associations import memorize_aot
+from attnmem.core.sequences import random_aot
+from attnmem.theory import counts, residues
+from attnmem.theory.associations import obstacle
 from attnmem.theory.certificates import certified_associations, enclosed_offers
 from attnmem.theory.impossible import every_parity, impossible_subset, parity_by_heads
 from attnmem.theory.independence import certified_rank
@@ -53,9 +54,7 @@ def sets(draw, S=LENGTHS, most=9, vocab=3):
 
 def real_rank(rows, H, d_h, d, target, one_entry=False):
     """Proven rank of F of one random transformer with real exponentials."""
-    e, pos, W_Q, W_K, W_V = associations.random_aot(
-        int(rows.max()) + 1, rows.shape[1], d, d_h, H, 3.0, 1
-    )
+    e, pos, W_Q, W_K, W_V = random_aot(int(rows.max()) + 1, rows.shape[1], d, d_h, H, 3.0, 1)
     if one_entry:
         W_Q[:, 1:], W_K[:, 1:], W_Q[:, :, 1:] = 0, 0, 0
         W_K[:, :, 0], W_K[:, :, 2:] = 0, 0
@@ -255,24 +254,28 @@ def test_parity_with_fewer_heads_is_impossible(k, H, d, d_h, full):
     rows, labels = among_others(k, H, d, d_h, T)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(k + H))
     sizes = {"vocab": 50, "dim": d, "head_dim": d_h, "heads": H, "seed": 0}
-    with pytest.raises(ValueError, match=r"^next_tokens: got a task that is impossible") as refusal:
+    with pytest.raises(ValueError, match=r"^sequences: got T_0 = .* misses some"):
         memorize_aot(rows[order], labels[order], **sizes)
-    named = str(refusal.value).split("sequences [")[1].split("]")[0]
+    why = obstacle(rows[order], labels[order], heads=H, head_dim=d_h, dim=d)
+    assert why.startswith(f"impossible for H = {H} at any d and d_h")
+    named = why.split("sequences [")[1].split("]")[0]
     named = torch.tensor([int(number) for number in named.split(", ")])
     assert (order[named] < 2**k).all()  # of the cube, or of one of its faces
     assert len(named) >= 2 ** (H + 1)
-    assert "rounding" not in str(refusal.value)
 
 
 @pytest.mark.hostile("dana-corollary-1", "dana-lemma-2")
 @pytest.mark.parametrize(("d", "d_h"), [(10, 10), (13, 7)])
 def test_dependent_bigrams_are_refused_by_subset(d, d_h):
-    sizes = {"vocab": 50, "dim": d, "head_dim": d_h, "heads": 1, "seed": 0}
-    message = r"^sequences: got T_0 = 20 .* rank 17 .* 7 sequences \[0, "
-    with pytest.raises(ValueError, match=message):
-        memorize_aot(TWENTY, torch.arange(20), **sizes)
+    sizes = {"dim": d, "head_dim": d_h, "heads": 1}
+    drawn = {"vocab": 50, "seed": 0}
+    with pytest.raises(ValueError, match=r"^sequences: got T_0 = 20, .* tells 17 apart"):
+        memorize_aot(TWENTY, torch.arange(20), **sizes, **drawn)
+    why = obstacle(TWENTY, torch.arange(20), **sizes)
+    assert why.startswith("no weights tell the 7 sequences [0, ")
     kept = torch.cat([TWENTY[:6], TWENTY[9:]])
-    weights = memorize_aot(kept, torch.arange(17), **sizes)
+    assert obstacle(kept, torch.arange(17), **sizes) is None
+    weights = memorize_aot(kept, torch.arange(17), **sizes, **drawn)
     assert (aot(weights, kept).argmax(-1) == torch.arange(17)).all()
 
 
@@ -280,16 +283,21 @@ def test_dependent_bigrams_are_refused_by_subset(d, d_h):
 @settings(max_examples=60, deadline=None)
 @given(sets(S=st.integers(2, 4), most=12), st.integers(1, 3), st.integers(2, 4), seeds)
 def test_memorize_aot_builds_or_refuses(rows, H, d, seed):
-    """Full rank is built, and what is impossible is refused as that."""
+    """Full rank is built; what is impossible is refused, and has an obstacle of that name."""
     T = min(len(rows), bounds.aot_capacity(H, d, d))
     rows = rows[:T]
     labels = torch.randint(3, (T,), generator=torch.Generator().manual_seed(seed))
     beyond = impossible_subset(rows, labels, H) is not None
     sizes = {"vocab": 3, "dim": d, "head_dim": d, "heads": H, "seed": 0}
+    why = obstacle(rows, labels, heads=H, head_dim=d, dim=d)
     if offered_rank(rows, H, d, d) == T:
         weights = memorize_aot(rows, labels, **sizes)
         assert (aot(weights, rows).argmax(-1) == labels).all()
+        assert why is None
         assert not beyond
     elif beyond:
-        with pytest.raises(ValueError, match=r"^next_tokens: .* impossible for H = "):
+        assert why.startswith("impossible")
+        with pytest.raises(ValueError, match=r"^sequences: .* misses some"):
             memorize_aot(rows, labels, **sizes)
+    else:
+        assert why.startswith("no weights tell")

@@ -5,9 +5,8 @@ import itertools
 import pytest
 import torch
 
-from attnmem import AoTWeights, aot, aot_features
-from attnmem.theory import associations
-from attnmem.theory.associations import memorize_aot
+from attnmem import AoTWeights, aot, aot_features, memorize_aot
+from attnmem.core import sequences as construction
 from attnmem.theory.certificates import certified_associations, enclosed_offers
 from attnmem.theory.independence import certified_rank
 
@@ -19,8 +18,8 @@ from oracles import F64, ExactTransformer
 def square(seed):
     """A draw whose ``F`` on all pairs of ten tokens is square, and targets."""
     pairs = torch.cartesian_prod(torch.arange(10), torch.arange(10))
-    drawn = associations.random_aot(10, 2, 2, 2, 49, spread=30.0, seed=seed)
-    W_U = associations.circle(10)
+    drawn = construction.random_aot(10, 2, 2, 2, 49, spread=30.0, seed=seed)
+    W_U = construction.circle(10)
     tokens = torch.randint(10, (100,), generator=torch.Generator().manual_seed(seed))
     return drawn, W_U, pairs, W_U[tokens]
 
@@ -28,21 +27,21 @@ def square(seed):
 @pytest.mark.parametrize("seed", [0, 1, 2, 5, 7, 8])
 def test_a_draw_is_fitted(seed):
     drawn, W_U, pairs, targets = square(seed)
-    logits = aot(associations.fitted(drawn, W_U, pairs, targets), pairs.flip(0)).flip(0)
+    logits = aot(construction.fitted(drawn, W_U, pairs, targets), pairs.flip(0)).flip(0)
     torch.testing.assert_close(logits, targets @ W_U.T, rtol=0, atol=2e-6)
 
 
 def test_a_draw_with_dependent_rows_is_refused():
     with pytest.raises(ValueError, match=r"^drawn: .* F has rank 9\d in float64, for 100 sequen"):
-        associations.fitted(*square(seed=3))
+        construction.fitted(*square(seed=3))
 
 
 def test_more_sequences_than_columns_are_not_fitted():
-    drawn = associations.random_aot(4, 2, 2, 1, 3, spread=3.0, seed=0)
+    drawn = construction.random_aot(4, 2, 2, 1, 3, spread=3.0, seed=0)
     pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))[:6]
     with pytest.raises(ValueError, match=r"^sequences: got T_0 = 6; expected T_0 <= .* = 5$"):
-        associations.fitted(
-            drawn, associations.circle(4), pairs, associations.circle(4)[pairs[:, 0]]
+        construction.fitted(
+            drawn, construction.circle(4), pairs, construction.circle(4)[pairs[:, 0]]
         )
 
 
@@ -73,7 +72,7 @@ def test_corollary_1_is_certified():
     weights = memorize_aot(sequences, tokens, vocab=10, dim=2, head_dim=2, heads=100, seed=0)
     proof = certified_associations(weights, sequences, tokens)
     assert proof.memorized == 202
-    lead = associations.margins(aot(weights, sequences), tokens)
+    lead = construction.margins(aot(weights, sequences), tokens)
     assert 0 < proof.margin <= float(lead.min()) + 1e-6
     assert certified_rank(enclosed_offers(weights, sequences), target=202).rank == 202
     wrong = (tokens + 1) % 10
@@ -90,7 +89,7 @@ def test_exact_transformers_are_those_of_the_library(N, S, d, d_h, H):
     sequences = hostile.every_sequence(N, S)[:7]
     exact = ExactTransformer.drawn(S, N, S, d, d_h, H, size=1)
     F = [[float(x) for x in row] for row in exact.offered(sequences.tolist())]
-    offers = associations.offered(AoTWeights(*exact.weights()), sequences)
+    offers = construction.offered(AoTWeights(*exact.weights()), sequences)
     torch.testing.assert_close(offers, torch.tensor(F, **F64), rtol=1e-9, atol=1e-9)
 
 
@@ -155,7 +154,7 @@ def test_finding_exact_without_a_rounding_error():
             assert tuple(a + b for a, b in zip(row[:d], heads, strict=True)) == SQUARE[labels[t]]
         W_U = torch.tensor([*SQUARE, (0.6, 0.8)], **F64)
         targets = W_U[list(labels)]
-        fitted = associations.fitted(exact.weights()[:5], W_U, torch.tensor(sequences), targets)
+        fitted = construction.fitted(exact.weights()[:5], W_U, torch.tensor(sequences), targets)
         logits = aot(fitted, torch.tensor(sequences))
         torch.testing.assert_close(logits, targets @ W_U.T, rtol=1e-6, atol=1e-6)
         built += 1

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from attnmem import AoTWeights, MHAWeights, memorize_mha
+from attnmem import AoTWeights, MHAWeights, memorize_aot, memorize_mha
 from attnmem.theory import (
     associations,
     balls,
@@ -178,7 +178,7 @@ TABLE = [
     (cancelling.memorize_by_difference, {**DATA, **HEADS}, [*ANY_LAYER, *DIFFERENCE]),
     (cancelling.memorize_by_cancellation, {**DATA, **HEADS}, [*ANY_LAYER, *CANCELLATION]),
     (scalars.memorize_scalars, SCALAR, SCALARS),
-    (associations.memorize_aot, TASK | {"dim": 3, "heads": 2}, [*ASSOCIATIONS, *BY_THEOREM_1]),
+    (memorize_aot, TASK | {"dim": 3, "heads": 2}, [*ASSOCIATIONS, *BY_THEOREM_1]),
     (
         associations.memorize_next_tokens,
         TASK | {"dim": 3, "groups": (2,)},

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 import attnmem
 from attnmem.checks import Range, Seed, checked, refuse
-from attnmem.core import memorize
+from attnmem.core import memorize, sequences
 from attnmem.theory import (
     associations,
     cancelling,
@@ -43,7 +43,7 @@ DEEP = {"heads": (1, 1), "head_dim": 1, "value_dim": 1, "seed": 0}
 SEEDED = [
     (attnmem.memorize_mha, (DRAWN[0, :3], DRAWN[1, :4], DRAWN[2, :4]), {"heads": 2, "head_dim": 3}),
     (attnmem.random_mha, (2, 5, 3), {}),
-    (associations.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
+    (attnmem.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
     (sequence_ranks.offered_rank, (PAIRS, 1), {"head_dim": 2, "dim": 3}),
     (independence.sampled_independence, (PAIRS, 2), {"samples": 9}),
     (tiny.random_facts, (3, 4), {}),
@@ -110,8 +110,8 @@ PLACED = [
     ),
     (impossible.every_parity, (2,), {}),
     (impossible.parity_by_heads, (3,), {}),
-    (associations.circle, (5,), {}),
-    (associations.spread_tokens, (5, 3, 0), {}),
+    (sequences.circle, (5,), {}),
+    (sequences.spread_tokens, (5, 3, 0), {}),
     (impossible.impossible_subset, (*impossible.every_parity(2), 1), {}),
     (sequence_ranks.dependent_subset, (PAIRS, 1, 2, 2), {}),
     (sequence_ranks.jacobian_rank, (PAIRS, 1, 2, 2), {}),

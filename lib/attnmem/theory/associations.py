@@ -1,241 +1,86 @@
-"""Weights that predict next tokens: by Theorem 1 of Dana et al., and by heads that cancel."""
+"""Token sequences beyond the core: tasks that no weights can do, and heads that cancel.
+
+The construction of Dana et al. is :mod:`attnmem.core.sequences`, whose names stand here, too.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..checks import Range, Seed, check_tokens, checked, construction, on_cpu, refuse
-from ..core.bounds import aot_capacity
-from ..core.layers import AoTWeights, aot, aot_features, look_up
-from ..core.memorize import read_out
-from ..core.random import gaussian, map_scale
-from ..examples import Sequences, check_distinct_sequences
+from ..checks import Range, Seed, checked, construction, refuse
+from ..core.layers import AoTWeights, aot
+from ..core.random import gaussian
+from ..core.sequences import (  # noqa: F401
+    circle,
+    fitted,
+    margins,
+    memorize_aot,
+    offered,
+    random_aot,
+    spread_tokens,
+)
+from ..examples import Sequences, check_associations
 from .cancelling import closest, draw_base, linearized, near
 from .impossible import impossible_subset
-from .independence import numerical_rank
 from .sequence_ranks import cancelling_rank, dependent_subset, offered_rank
 from .tangents import ScalarHeads, scalar_outputs, tangents
 
-# Standard deviations of the drawn logits, tried in turn.
-_SHARP = (30.0, 10.0, 100.0)
-_SOFTER = (*_SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
-_SOFT = (1.0, 2.0, 0.3, 3.0)  # for heads that cancel: sharp attention has a small derivative
-# Draws to choose the largest margin from, for either construction, and at most if none fits.
-_FIRST, _FIRST_CANCELLING, _MOST = 9, 8, 60
-# Shares of the exact margin at which no more is tried, for either construction.
-_ENOUGH, _ENOUGH_CANCELLING = 0.99, 0.9
-_SEED_STEP = 1000  # from the seed of a draw to that of the next
-_MISSED = 1e-6  # error of a logit, of the largest: half of the digits, for rows nearly dependent
-_REFINEMENTS = 3  # the features are worse conditioned than those of the other paper
-
 _Dim = Annotated[int, Range(2)]
 _HeadDim = Annotated[int, Range(1, "dim")]
-_Spread = Annotated[int | float, Range(0)]
 
-# --- Theorem 1 of Dana et al. ---------------------------------------------------------------------
+_SOFT = (1.0, 2.0, 0.3, 3.0)  # deviations of logits: sharp attention has a small derivative
+_FIRST, _MOST = 8, 60  # draws to choose the largest margin from, and at most if none fits
+_ENOUGH = 0.9  # share of the exact margin at which no more is tried
+_SEED_STEP = 1000  # from the seed of a draw to that of the next
 
-# A drawn transformer e', pos', W'_Q, W'_K, W'_V offers F(t) = [x'(t, S); W_V'^1 A'^1(t); ...] for
-# every sequence t. If these rows are independent, there are M and W_O with
-#     M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)
-# for any E(t). M can be moved into the embedding, e = M e' and pos = M pos', and out of the heads
-# again, W = W' M^-1 for the maps that read x. Then every attention weight stays as it was, and the
-# output is W_U E(t).
+# --- what no weights can do -----------------------------------------------------------------------
 
 
-@on_cpu
 @checked
-def circle(vocab: int) -> Float[Tensor, "N 2"]:
-    """Unit vectors at equal angles, as in Dana et al. 2025, Proposition 3, for ``d = 2``."""
-    angles = 2 * math.pi * torch.arange(vocab, dtype=torch.float64) / vocab
-    return torch.stack([angles.cos(), angles.sin()], dim=1)
-
-
-@on_cpu
-@checked
-def spread_tokens(vocab: int, dim: _Dim, seed: Seed) -> Float[Tensor, "N d"]:
-    """One unit vector for each token: the circle for ``d = 2``, random directions for ``d > 2``."""
-    if dim == 2:
-        return circle(vocab)
-    generator = torch.Generator().manual_seed(seed)
-    rows = gaussian(generator, vocab, dim)
-    return rows / rows.norm(dim=1, keepdim=True)
-
-
-def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """The logit of the right token less the largest other one: positive where it is memorized."""
-    right = logits.gather(1, next_tokens[:, None])[:, 0]
-    rivals = logits.scatter(1, next_tokens[:, None], -math.inf)
-    return right - rivals.amax(dim=1)
-
-
-@on_cpu
-@checked
-def random_aot(
-    vocab: int, length: int, dim: int, head_dim: int, heads: int, spread: _Spread, seed: Seed
-) -> tuple[Tensor, ...]:
-    """Draw ``e', pos', W'_Q, W'_K, W'_V``, Gaussian, for logits of deviation about ``spread``."""
-    generator = torch.Generator().manual_seed(seed)
-    scale = map_scale(spread, dim, head_dim)
-    tables = [gaussian(generator, rows, dim) / 2**0.5 for rows in (vocab, length)]
-    maps = (c * gaussian(generator, heads, head_dim, dim) for c in (scale, scale, dim**-0.5))
-    return (*tables, *maps)
-
-
-def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor, "T d_plus_Hd_h"]:
-    """The matrix ``F`` of the proof of Theorem 1, with rows ``[x(t, S); W_V^1 A^1(t); ...]``."""
-    x = look_up(weights.embedding, sequences[:, -1:])[:, 0] + weights.positions[-1]
-    A = aot_features(weights, sequences).unflatten(-1, (len(weights.W_V), -1))
-    return torch.cat([x, torch.einsum("thd,hkd->thk", A, weights.W_V).flatten(1)], dim=1)
-
-
-def _are_told_apart(sequences, next_tokens, vocab) -> None:
-    for name, tokens in (("sequences", sequences), ("next_tokens", next_tokens)):
-        check_tokens(name, tokens, vocab)
-    check_distinct_sequences(sequences, next_tokens)
-
-
-def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads) -> None:
-    if sequences.shape[1] < 2:
-        got = f"S = {sequences.shape[1]}"
-        refuse("sequences", got, "S >= 2: a single token attends to nothing but itself")
-    _are_told_apart(sequences, next_tokens, vocab)
-    room = aot_capacity(heads, head_dim, dim)
-    if not 1 <= len(sequences) <= room:
-        refuse("sequences", f"T_0 = {len(sequences)}", f"1 <= T_0 <= H d_h + d = {room}")
-
-
-@construction(also=_is_a_task)
-def memorize_aot(
+def obstacle(
     sequences: Sequences,
     next_tokens: Int[Tensor, " T"],
     *,
-    vocab: int,
-    dim: _Dim,
-    head_dim: _HeadDim,
     heads: int,
-    seed: Seed,
-) -> AoTWeights:
-    """Build an attention-only transformer that predicts every next token.
+    head_dim: _HeadDim,
+    dim: _Dim,
+) -> str | None:
+    """Why ``memorize_aot`` refuses a task, in words; None if nothing is in its way.
 
-    There may be up to ``H d_h + d`` sequences that attention can tell apart, as it usually can
-    random ones: :func:`offered_rank` is their number. In sets that share tokens in a regular way,
-    some next tokens are beyond any weights. The unembedding is :func:`spread_tokens`. Of some draws
-    the one with the largest least margin is returned.
+    Either the task is impossible for all weights, which
+    :func:`attnmem.theory.impossible.impossible_subset` proves, or no weights tell its sequences
+    apart (:func:`attnmem.theory.sequence_ranks.dependent_subset`). The sequences to blame are named
+    by their numbers. Without an obstacle there are weights; float64 may lose their digits.
 
     Example:
-        >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
-        >>> sizes = {"vocab": 4, "dim": 2, "head_dim": 2, "heads": 7, "seed": 0}
-        >>> weights = memorize_aot(pairs, pairs.sum(1) % 4, **sizes)
-        >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
-        True
-
-    Source: Dana et al. 2025, Theorem 1 with epsilon = 0 and Corollary 1, without their limit.
+        >>> pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+        >>> obstacle(pairs, pairs[:, 0], heads=1, head_dim=9, dim=9)[:41]
+        'no weights tell the 7 sequences [0, 1, 2,'
     """
-    W_U = spread_tokens(vocab, dim, seed)
-    products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
-    exact_margin = float(1 - products[next_tokens].max())
-    generator = torch.Generator().manual_seed(seed)
-    sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
-
-    def attempts(numbers: range, spreads: Sequence[float]) -> Iterator[tuple[AoTWeights, float]]:
-        """Weights, each with minus its least margin."""
-        for number in numbers:
-            # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents it.
-            # Each logit moves by at most the jitter, so that the margin loses twice as much.
-            jitter = 0.0 if number == 0 else exact_margin / 4
-            direction = gaussian(generator, len(sequences), dim)
-            targets = W_U[next_tokens] + jitter * direction / direction.norm(dim=1).max()
-            spread = spreads[number % len(spreads)]
-            transformer = random_aot(*sizes, spread, seed + _SEED_STEP * number)
-            weights, _ = _fitted(transformer, W_U, sequences, targets)
-            least_margin = float(margins(aot(weights, sequences), next_tokens).min())
-            yield weights, -least_margin
-            if least_margin >= _ENOUGH * (exact_margin - 2 * jitter):
-                return
-
-    weights, shortfall = closest(attempts(range(_FIRST), _SHARP), -math.inf)
-    if shortfall >= 0:
-        _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
-        weights, shortfall = closest(attempts(range(_FIRST, _MOST), _SOFTER), -math.ulp(0))
-    if shortfall >= 0:
-        _refuse_rounding(f"{len(sequences)} associations, independent in exact arithmetic,", "some")
-    return weights
-
-
-def _refuse_rounding(task: str, lost: str) -> NoReturn:
-    got = f"{task} of which each of {_MOST} draws loses {lost} to rounding"
-    refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
-
-
-def _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim) -> None:
-    """Refuse a task that is impossible, and a set of sequences that no weights tell apart."""
+    sizes = f"H = {heads}, d_h = {head_dim}, d = {dim}"
     proof = impossible_subset(sequences, next_tokens, heads)
     if proof is not None:
         rows, places = proof.rows.tolist(), "place" if heads == 1 else "places"
-        got = f"a task that is impossible for H = {heads} at any d and d_h: the next tokens of the "
-        got += f"{len(rows)} sequences {rows}, which end in one token, are orthogonal to all "
-        got += f"functions of {heads} {places}"
-        refuse("next_tokens", got, "more heads, or other next tokens (see impossible_subset)")
+        return (
+            f"impossible for H = {heads} at any d and d_h: the next tokens of the {len(rows)} "
+            f"sequences {rows}, which end in one token, are orthogonal to all functions of {heads} "
+            f"{places}"
+        )
     subset = dependent_subset(sequences, heads, head_dim, dim).tolist()
     if subset:
         rank = offered_rank(sequences, heads, head_dim, dim)
-        got = f"T_0 = {len(sequences)} of which H = {heads}, d_h = {head_dim}, d = {dim} offer "
-        got += f"rank {rank} at most: no weights make the {len(subset)} sequences {subset} "
-        got += "independent"
-        expected = "every subset independent (see dependent_subset): more heads, or fewer sequences"
-        refuse("sequences", got, f"{expected} that share tokens")
-
-
-def fitted(
-    drawn: tuple[Tensor, ...], W_U: Tensor, sequences: Tensor, targets: Float[Tensor, "T d"]
-) -> AoTWeights:
-    """Fit a drawn transformer such that the inputs of its last layer are ``targets``, ``E(t)``.
-
-    ``M`` is nearest to the identity, ``W_O`` to zero. Logits are within 1e-6 of the largest one of
-    ``W_U E(t)``, or ``ValueError`` says that the offers of this draw have dependent rows, or that
-    ``M`` is singular, or so nearly that float64 cannot tell.
-    """
-    heads, head_dim, dim = drawn[-1].shape
-    room = aot_capacity(heads, head_dim, dim)
-    if len(sequences) > room:
-        refuse("sequences", f"T_0 = {len(sequences)}", f"T_0 <= H d_h + d = {room}")
-    weights, F = _fitted(drawn, W_U, sequences, targets)
-    logits = targets @ W_U.T
-    error = float((aot(weights, sequences) - logits).abs().max() / logits.abs().max())
-    if not error <= _MISSED:  # which NaN is not
-        got = f"a draw whose F has rank {numerical_rank(F)} in float64, for {len(F)} sequences, "
-        got += f"and whose logits miss by {error:.1e} of the largest"
-        refuse("drawn", got, "rank T_0 and an invertible M: another draw, more heads")
-    return weights
-
-
-def _fitted(drawn, W_U, sequences, targets) -> tuple[AoTWeights, Tensor]:
-    """The weights, which are not finite if ``M`` is singular, and the offers ``F`` of the draw."""
-    embedding, positions, W_Q, W_K, W_V = drawn
-    heads, head_dim, dim = W_V.shape
-    silent = W_V.new_zeros(heads, dim, head_dim)
-    F = offered(AoTWeights(embedding, positions, W_Q, W_K, W_V, silent, W_U), sequences)
-    # M x' + sum_h W_O^h W_V'^h A'^h = E, with M = I + the first rows of the solution
-    solution = read_out(F, targets - F[:, :dim], _REFINEMENTS)
-    M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
-    inverse = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
-    weights = AoTWeights(
-        embedding=embedding @ M.T,
-        positions=positions @ M.T,
-        W_Q=W_Q @ inverse,
-        W_K=W_K @ inverse,
-        W_V=W_V @ inverse,
-        W_O=solution[dim:].unflatten(0, (heads, head_dim)).mT.contiguous(),
-        W_U=W_U,
-    )
-    return weights, F
+        return (
+            f"no weights tell the {len(subset)} sequences {subset} apart: all {len(sequences)} "
+            f"have rank {rank} at {sizes}"
+        )
+    return None
 
 
 # --- heads that cancel ----------------------------------------------------------------------------
@@ -249,7 +94,7 @@ def _fitted(drawn, W_U, sequences, targets) -> tuple[AoTWeights, Tensor]:
 
 
 def _reach_every_labeling(sequences, next_tokens, vocab, dim, head_dim, groups) -> None:
-    _are_told_apart(sequences, next_tokens, vocab)
+    check_associations(sequences, next_tokens, vocab)
     rank = cancelling_rank(sequences, groups, head_dim, dim)
     if rank < len(sequences):
         got = f"T_0 = {len(sequences)}, on which heads in the groups {(*groups,)} have a Jacobian "
@@ -272,7 +117,8 @@ def memorize_next_tokens(
 
     ``groups`` are the numbers of heads that cancel, such as ``(2, 2)``. For any next tokens they
     serve as many sequences as :func:`cancelling_rank` says: of random ones about ``d_h (2 d - d_h)
-    + d`` for each pair, where :func:`memorize_aot` serves ``2 d_h``.
+    + d`` for each pair, where :func:`attnmem.core.sequences.memorize_aot`
+    serves ``2 d_h``.
     """
     c = torch.linspace(-1, 1, vocab, dtype=torch.float64)
 
@@ -290,13 +136,14 @@ def memorize_next_tokens(
                 yield weights, -float(margins(aot(weights, sequences), next_tokens).min())
 
     exact_margin = float((c[1] - c[0]) ** 2)
-    first = attempts(range(_FIRST_CANCELLING))
-    weights, shortfall = closest(first, -_ENOUGH_CANCELLING * exact_margin)
+    first = attempts(range(_FIRST))
+    weights, shortfall = closest(first, -_ENOUGH * exact_margin)
     if shortfall >= 0:
-        weights, shortfall = closest(attempts(range(_FIRST_CANCELLING, _MOST)), -math.ulp(0))
+        weights, shortfall = closest(attempts(range(_FIRST, _MOST)), -math.ulp(0))
     if shortfall >= 0:
-        task = f"{len(sequences)} sequences with a Jacobian of full rank,"
-        _refuse_rounding(task, "some next token")
+        got = f"{len(sequences)} sequences with a Jacobian of full rank, of which each of {_MOST} "
+        got += "draws loses some next token to rounding"
+        refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
     return weights
 
 

@@ -179,7 +179,7 @@ class CertifiedAssociations(NamedTuple):
 
 @checked(also=can_be_enclosed)
 def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
-    """The matrix ``F`` of :func:`attnmem.theory.associations.offered` in ball arithmetic."""
+    """The matrix ``F`` of :func:`attnmem.core.sequences.offered` in ball arithmetic."""
 
     def offers() -> BallMatrix:
         positions = exact(weights.positions)

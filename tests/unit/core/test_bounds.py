@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnmem import MHAWeights, mha, random_mha
+from attnmem import MHAWeights, memorize_aot, mha, random_mha
 from attnmem.core import bounds
 from attnmem.theory import counts
-from attnmem.theory.associations import memorize_aot
 from attnmem.theory.independence import numerical_rank
 
 # By hand, at sizes that differ from each other.

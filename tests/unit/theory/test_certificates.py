@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attnmem import AoTWeights, MHAWeights, memorize_mha, mha, mha_features
+from attnmem.core.sequences import offered
 from attnmem.theory import balls
-from attnmem.theory.associations import offered
 from attnmem.theory.certificates import (
     certified_associations,
     certified_memorization,
