@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import itertools
 import json
+import math
 import re
 
 import jupytext
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from attnmem import aot, aot_features
 from attnmem.core import bounds
 from attnmem.core.memorize import SATURATED
-from attnmem.core.sequences import circle
+from attnmem.core.sequences import circle, fitted, offered
 from attnmem.lab import experiments, fits, models, searches
 from attnmem.theory.independence import kruskal_rank, numerical_rank
 from attnmem.theory.sequence_ranks import dependent_subset, offered_rank
@@ -22,6 +24,14 @@ from attnmem.theory.tangents import ScalarHeads, scalar_outputs, tangents
 from tools.chapters import BOOK
 
 PICTURES = BOOK / "assets" / "pictures"
+BITS = torch.cartesian_prod(torch.arange(2), torch.arange(2))
+SMALL = {  # the draw of the small transformer, which the chapters on token sequences share
+    "embedding": [[1, 0], [0, 1]],
+    "positions": [[1, 1], [0, 0]],
+    "W_Q": [[[1, 0], [0, 1]]],
+    "W_K": [[[math.log(3) / 2, -math.log(3) / 2], [0, 0]]],
+    "W_V": [[[1, 0], [0, 1]]],
+}
 FRAGMENTS = sorted(path.stem for path in PICTURES.glob("*.html"))
 
 
@@ -350,6 +360,50 @@ def test_offers_maps_four_pairs_to_xor():
     assert torch.equal(half[0] + half[3], half[1] + half[2])
 
 
+def small_transformer():
+    """The weights that the chapter computes for xor."""
+    e, pos, W_Q, W_K, W_V = (tensor(SMALL[name]) for name in SMALL)
+    targets = torch.stack([1.0 - 2 * (BITS[:, 0] ^ BITS[:, 1]), BITS[:, 1]], dim=1).double()
+    return fitted((e, pos, W_Q, W_K, W_V), circle(2), BITS, targets)
+
+
+def test_aot_is_the_small_transformer():
+    """The still has the pair 10; the script has the weights, for all four pairs."""
+    weights = small_transformer()
+    shown = page("aot").replace("−", "-")
+    x = weights.embedding[BITS] + weights.positions
+    mean = aot_features(weights, BITS)
+    value = mean @ weights.W_V[0].T
+    written = value @ weights.W_O[0].T
+    one = 2  # the number of the pair 10
+    at_10 = [*x[one], mean[one], value[one], written[one], x[one, 1] + written[one]]
+    vectors = re.findall(r'class="name vector"[^>]*>\(([^()]+)\)<', shown)
+    near(tensor([[float(y) for y in v.split(", ")] for v in vectors]), torch.stack(at_10), 1e-9)
+    logits = [float(y) for y in re.findall(r">token \d: (-?\d+)<", shown)]
+    near(tensor(logits), aot(weights, BITS)[one], 1e-9)
+    assert aot(weights, BITS).argmax(1).tolist() == (BITS[:, 0] ^ BITS[:, 1]).tolist()
+    share = ((mean - x[:, 1]) / (x[:, 0] - x[:, 1])).nanmean(1)
+    near(share, tensor([0.5, 0.5, 0.25, 0.5]), 1e-9)
+    tables = [weights.embedding, weights.positions, 9 * weights.W_V[0], weights.W_O[0]]
+    for name, W in zip((" e =", " places =", "times(", " written = times("), tables, strict=True):
+        found = re.search(re.escape(name) + r" ?(\[\[.*?\]\])", shown)[1]
+        near(tensor(json.loads(found)), W, 1e-9)
+    assert sum(W.numel() for W in weights) == 28
+
+
+def test_moved_has_the_numbers_of_the_pair_10():
+    weights = small_transformer()
+    last, value = tensor([1, 0]), tensor([1, 0.5])
+    skip = weights.embedding.T @ last  # M, since the draw has unit vectors
+    written = weights.W_O[0] @ value
+    near(offered(weights, BITS)[2, 2:], value, 1e-9)
+    for half in page("moved").replace("−", "-").split("<svg")[1:]:
+        found = re.findall(r"\((-?[\d.]+), (-?[\d.]+)\)(?=[^<]*</text>)", half)
+        found = {(float(a), float(b)) for a, b in found}
+        wanted = [last, skip, value, written, skip + written]
+        assert found == {tuple(v.round(decimals=9).add(0).tolist()) for v in wanted}
+
+
 def test_blame_and_pairs_are_the_librarys():
     blamed = re.findall(r'class="blamed".*?>([abc])([abc])<', page("blame"))
     pairs = torch.tensor([["abc".index(token) for token in pair] for pair in blamed])
@@ -388,8 +442,10 @@ def test_code_tokens_fall_on_the_lines():
     own, shared = points("code", "token").unflatten(0, (2, 2))
     assert torch.equal(own, shared)
     origin = tensor([150, 150])
+    e = tensor(SMALL["embedding"]) * tensor([1, -1])  # y is down
+    torch.testing.assert_close(own, origin + 104 * e)
     feet = points("code", "foot").unflatten(0, (3, 2))
-    for line, found in zip(tensor([[1, 0], [1, -1], [1, 1]]), feet, strict=True):  # y is down
+    for line, found in zip(tensor([[1, -1], [1, 1], [2, -1]]), feet, strict=True):
         unit = line / line.norm()
         expected = origin + ((own - origin) @ unit)[:, None] * unit
         near(found, expected, 0.1)
