@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
@@ -26,6 +26,7 @@ from .graph import AUTHORS, LEFT_OUT, NOT_YET, Recorded, References, recorded, w
 
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
 CITED = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+TICKS = 4  # checks that hold and are shown in an entry; more are counted
 GRIDS = {"mahdavi": experiments.MAHDAVI, "dana": experiments.DANA}
 
 
@@ -33,13 +34,14 @@ def page(verdicts: Mapping[str, Recorded], book: References) -> str:
     """The page in MyST Markdown."""
     drawn = {node for edge in graph.edges(book, verdicts) for node in edge[:2]}
     judged = [(claim, verdicts.get(key)) for key, claim in claims().items()]
-    filters = {"facets": facets, "files": files, "marked": _marked, "slug": slug}
+    filters = {"facets": facets, "files": files, "marked": _marked, "shown": shown, "slug": slug}
     return render(
         "claims.md.jinja",
         filters | {"tone": graph.tone},
         authors=AUTHORS,
         claims=claims(),
         contradicted=_contradicted(verdicts),
+        against=_against(verdicts),
         menus=_menus([facets(*pair) for pair in judged]),
         papers=papers().values(),
         judged=judged,
@@ -107,17 +109,46 @@ def _grade(judged: Recorded | None) -> str:
     return judged.grade.partition(",")[0] if judged else ""
 
 
-def _contradicted(verdicts: Mapping[str, Recorded]) -> list[tuple]:
-    """Claims that a verdict, or a confirmed finding, speaks against: evidence, verdict, finding."""
+class Shown(NamedTuple):
+    """What an entry shows of the checks of a verdict."""
+
+    failing: list[tuple[str, Graded]]  # all that do not hold, or cannot tell
+    holding: list[tuple[str, Graded]]  # the strongest of those that do
+    count: str  # how many of all hold, with their grades, if some of these are not shown
+
+
+def shown(judged: Recorded) -> Shown:
+    """All checks that do not hold, and at most four of those that do, the strongest first."""
+    failing = [pair for pair in judged.checks if pair[1].holds is not True]
+    holding = [pair for pair in judged.checks if pair[1].holds is True]
+    holding.sort(key=lambda pair: GRADES.index(pair[1].grade))
+    count = ""
+    if len(holding) > TICKS:
+        n_grade = Counter(check.grade for _, check in holding)
+        grades = ", ".join(f"{n} {grade}" for grade, n in n_grade.items())
+        n_checks = len(judged.checks)
+        count = f"{len(holding)} of {n_checks} checks hold ({grades}), {TICKS} shown:"
+    return Shown(failing, holding[:TICKS], count)
+
+
+def _contradicted(verdicts: Mapping[str, Recorded]) -> list[tuple[Claim, str, Recorded]]:
+    """Claims that a verdict contradicts, each with the strongest check that speaks against it."""
     rows = []
     for claim, entry in _judged(verdicts):
-        failing = [pair for pair in entry.checks if pair[1].holds is False]
-        if entry.verdict == CLAIMED[-1]:  # the strongest of the failing checks decides
+        if entry.verdict == CLAIMED[-1]:
+            failing = [pair for pair in entry.checks if pair[1].holds is False]
             evidence, _ = min(failing, key=lambda pair: GRADES.index(pair[1].grade))
-            rows.append((claim, f"✗ {evidence}", entry, None))
-        elif entry.verdict == CLAIMED[0] and claim.against:
-            rows.append((claims()[claim.against], claim.says, entry, claim))
+            rows.append((claim, evidence, entry))
     return rows
+
+
+def _against(verdicts: Mapping[str, Recorded]) -> dict[str, list[Claim]]:
+    """The confirmed findings of ours that speak against part of a claim, by its key."""
+    findings: dict[str, list[Claim]] = {}
+    for claim, entry in _judged(verdicts):
+        if claim.against and entry.verdict == CLAIMED[0]:
+            findings.setdefault(claim.against, []).append(claim)
+    return findings
 
 
 def _judged(verdicts: Mapping[str, Recorded]) -> list[tuple[Claim, Recorded]]:
@@ -162,7 +193,11 @@ def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:
         "source": papers()[claim.paper].source(claim.label),
         "kind": claim.kind,
         "statement": claim.says,
+        "place": claim.place or None,
+        "reads": claim.reads or None,
         "verdict": word_of(claim, judged),
+        "why": claim.why or None,
+        "true_if": claim.true_if or None,
         "rows": [f"{name}.csv" for name in names],
         "commits": sorted(commits),
         "address": f"claims.html#claim-{claim.key}",

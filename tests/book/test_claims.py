@@ -96,8 +96,13 @@ def test_totals_count_words_and_grades():
     assert f"**{len(papers.claims()) - 3 - left_out}** not yet, **{left_out}** left out" in said
 
 
+def entry(page, key):
+    """The entry of a claim on a page, without its title."""
+    return page.split(f":name: claim-{key}\n")[1].split("\n::::\n")[0]
+
+
 def test_what_we_contradict_names_the_strongest_check():
-    """And what is true instead."""
+    """And what would make the claim true; what is contradicted in part is not in the list."""
     checks = [
         ("agrees", reporting.certified(True)),
         ("one seed fails", reporting.measured(False, 1)),
@@ -107,21 +112,69 @@ def test_what_we_contradict_names_the_strongest_check():
         "dana-lemma-2": made_up("contradicted", "proved", "prop-affine", *checks),
         "dana-lemma-3": made_up("in part", "certified", None, *checks),
     }
-    [(statement, evidence, scope, instead)] = contradicted(made)
-    assert statement.startswith("{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>`")
-    assert papers.claims()["dana-lemma-2"].says in statement
-    assert (evidence, scope) == ("✗ xor", "Proved: T = 9")
-    assert instead.startswith("{prf:ref}`prop-affine`")
+    [(statement, evidence, true_if)] = contradicted(made)
+    claim = papers.claims()["dana-lemma-2"]
+    assert statement.startswith(
+        "{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>` (Section 4.1, p. 4"
+    )
+    assert claim.says in statement
+    assert evidence == "✗ xor *(proved: T = 9)*"
+    assert true_if.startswith(f"{claim.true_if}: {{prf:ref}}`prop-affine`")
+    told = entry(claims.page(made, REFERENCES), "dana-lemma-2")
+    assert f"**True if** {claim.true_if}: {{prf:ref}}`prop-affine`" in told
+    assert told.index("✗ xor") < told.index("What does hold:") < told.index("✓ agrees")
 
 
-def test_a_finding_against_a_claim_contradicts_it(monkeypatch):
-    key = "dana-finding-shared-subspace"
+def test_what_we_contradict_is_contradicted():
+    keys = [re.search(r"<claim-(.*?)>", row[0])[1] for row in contradicted(RECORDED)]
+    words = {key: graph.word_of(claim, RECORDED.get(key)) for key, claim in papers.claims().items()}
+    assert keys == [key for key, word in words.items() if word == "contradicted"]
+
+
+def test_a_finding_against_a_claim_stands_in_its_entry(monkeypatch):
+    """While it is confirmed; the list of what is contradicted does not have the claim."""
+    key, said = "dana-finding-shared-subspace", "speaks against part of it"
     finding = papers.claims()[key]._replace(against="dana-experiment-2")
     monkeypatch.setattr(claims, "claims", lambda: {**papers.claims(), key: finding})
-    [(statement, evidence, _, instead)] = contradicted({key: made_up("confirmed", "certified")})
-    assert statement.startswith("{ref}`Dana et al., Experiment 2 <claim-dana-experiment-2>`")
-    assert (evidence, instead) == (finding.says, f"{{ref}}`{finding.label} <claim-{key}>`")
-    assert contradicted({key: made_up("in part", "certified")}) == []
+    confirmed = {key: made_up("confirmed", "certified")}
+    assert f"{{ref}}`{finding.label} <claim-{key}>` {said}" in entry(
+        claims.page(confirmed, REFERENCES), "dana-experiment-2"
+    )
+    assert contradicted(confirmed) == []
+    in_part = claims.page({key: made_up("in part", "certified")}, REFERENCES)
+    assert said not in entry(in_part, "dana-experiment-2")
+
+
+OF_PAPERS = [claim for claim in papers.claims().values() if claim.kind != "finding"]
+
+
+@pytest.mark.parametrize("claim", OF_PAPERS, ids=lambda claim: claim.key)
+def test_a_verdict_says_why_and_what_would_be_true(claim):
+    """Beside how the claim is read, and where it stands in the paper."""
+    word, told = graph.word_of(claim, RECORDED.get(claim.key)), entry(PAGE.read_text(), claim.key)
+    where = f"** ({claim.place}): " if claim.place else ":** "
+    assert f"**Our reading{where}{claim.reads}\n" in told
+    if word in ("contradicted", "not as stated", "not met") or word.endswith("in part"):
+        assert claim.why, f"say in {header(claim.key)} `why` it is {word}"
+    only = "`true_if` is for what is contradicted, and only for that"
+    assert bool(claim.true_if) == (word == "contradicted"), f"{header(claim.key)}: {only}"
+
+
+@pytest.mark.parametrize(
+    ("holding", "told"), [(4, ""), (5, "5 of 6 checks hold (1 proved, 4 checked), 4 shown:")]
+)
+def test_more_than_four_ticks_are_counted(holding, told):
+    """All that fails is shown, and the strongest of what holds."""
+    ticks = [(f"size {k}", reporting.tried(True)) for k in range(holding - 1)]
+    checks = [
+        *ticks,
+        ("all", reporting.proved(True, by="thm-x")),
+        ("not so", reporting.tried(False)),
+    ]
+    failing, shown, count = claims.shown(made_up("in part", "checked", None, *checks))
+    assert failing == checks[-1:]
+    assert shown == [checks[-2], *ticks][:4]
+    assert count == told
 
 
 ON_ROWS = [claim for claim in papers.claims().values() if claim.rows]

@@ -37,6 +37,7 @@ class Graded(NamedTuple):
 def proved(agrees: bool, *, by: str) -> Graded:
     """What a proof in the book shows, whose label is ``by``, such as ``thm-parity``.
 
+    The proof is by hand, on the page of that statement; nothing here repeats or checks it.
     ``agrees``: whether the instances that go with it do. If not, the check is wrong, or the proof,
     and the error says so: no instance moves the word of what is proved.
     """
