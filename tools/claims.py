@@ -115,6 +115,7 @@ class Shown(NamedTuple):
     failing: list[tuple[str, Graded]]  # all that do not hold, or cannot tell
     holding: list[tuple[str, Graded]]  # the strongest of those that do
     count: str  # how many of all hold, with their grades, if some of these are not shown
+    alike: bool  # all rest on the same, which the badge says
 
 
 def shown(judged: Recorded) -> Shown:
@@ -128,7 +129,8 @@ def shown(judged: Recorded) -> Shown:
         grades = ", ".join(f"{n} {grade}" for grade, n in n_grade.items())
         n_checks = len(judged.checks)
         count = f"{len(holding)} of {n_checks} checks hold ({grades}), {TICKS} shown:"
-    return Shown(failing, holding[:TICKS], count)
+    grounds = {(check.grade, check.seeds, check.of) for _, check in judged.checks}
+    return Shown(failing, holding[:TICKS], count, alike=len(grounds) == 1)
 
 
 def _contradicted(verdicts: Mapping[str, Recorded]) -> list[tuple[Claim, str, Recorded]]:
@@ -156,10 +158,12 @@ def _judged(verdicts: Mapping[str, Recorded]) -> list[tuple[Claim, Recorded]]:
     return [(claim, verdicts[key]) for key, claim in claims().items() if key in verdicts]
 
 
-def _marked(evidence: str, check: Graded) -> str:
-    """As the chapter shows it, with a link to the proof."""
-    text, proof = marked(evidence, check), f":* {{prf:ref}}`{check.by}`*)*"
-    return text.removesuffix(")*") + proof if check.by else text
+def _marked(evidence: str, check: Graded, alike: bool) -> str:
+    """As the chapter shows it, with a link to the proof; without its grade where all are alike."""
+    text = marked(evidence, check)
+    if check.by:
+        return text.removesuffix(")*") + f":* {{prf:ref}}`{check.by}`*)*"
+    return text.rpartition(" *(")[0] if alike else text
 
 
 def _menus(occurring: list[dict[str, str]]) -> dict[str, list[tuple[str, str]]]:

@@ -114,9 +114,7 @@ def test_what_we_contradict_names_the_strongest_check():
     }
     [(statement, evidence, true_if)] = contradicted(made)
     claim = papers.claims()["dana-lemma-2"]
-    assert statement.startswith(
-        "{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>` (Section 4.1, p. 4"
-    )
+    assert statement.startswith("{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>`")
     assert claim.says in statement
     assert evidence == "✗ xor *(proved: T = 9)*"
     assert true_if.startswith(f"{claim.true_if}: {{prf:ref}}`prop-affine`")
@@ -171,10 +169,19 @@ def test_more_than_four_ticks_are_counted(holding, told):
         ("all", reporting.proved(True, by="thm-x")),
         ("not so", reporting.tried(False)),
     ]
-    failing, shown, count = claims.shown(made_up("in part", "checked", None, *checks))
-    assert failing == checks[-1:]
-    assert shown == [checks[-2], *ticks][:4]
-    assert count == told
+    shown = claims.shown(made_up("in part", "checked", None, *checks))
+    assert shown.failing == checks[-1:]
+    assert shown.holding == [checks[-2], *ticks][:4]
+    assert shown.count == told
+
+
+def test_a_grade_is_said_once_if_all_checks_have_it():
+    """By the badge; otherwise, and where seeds differ, by each of them."""
+    first, more = reporting.measured(True, 3), reporting.measured(False, 5)
+    for second, line in ((first, "- ✗ b\n"), (more, "- ✗ b *(measured, 5 seeds)*\n")):
+        checks = [("a", first), ("b", second._replace(holds=False))]
+        made = {"mahdavi-figure-2b": made_up("in part", "measured, 3 seeds", None, *checks)}
+        assert line in entry(claims.page(made, REFERENCES), "mahdavi-figure-2b")
 
 
 ON_ROWS = [claim for claim in papers.claims().values() if claim.rows]
