@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import nbformat
 from docutils import nodes
+from fontTools import subset
 from sphinx.addnodes import download_reference
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
@@ -222,6 +223,35 @@ def _hand_out(app: Any, failure: Exception | None) -> None:
                 archive.write(path, f"{ARCHIVE}/{path.name}")
 
 
+# --- Icons: of the theme's font, which has 1,400, what the pages show -----
+
+ICON_RULE = r'((?:\.fa-[\w-]+:before,?)+)\{content:"\\(\w+)"'
+ICON_OF_THE_THEME = r'--pst-icon-[\w-]+:"(\W)"'
+
+
+def _pick_icons(app: Any, failure: Exception | None) -> None:
+    """Write the font ``icons.woff``; what it lacks, a browser finds in the whole one."""
+    if failure or app.builder.format != "html":
+        return
+    static = Path(app.outdir) / "_static"
+    style = (static / "styles" / "pydata-sphinx-theme.css").read_text("utf-8")
+    named = {
+        name: chr(int(code, 16))
+        for names, code in re.findall(ICON_RULE, style)
+        for name in re.findall(r"fa-[\w-]+", names)
+    }
+    files = [*Path(app.outdir).rglob("*.html"), *(static / "scripts").glob("*.js")]
+    shown = {name for file in files for name in re.findall(r"fa-[\w-]+", file.read_text("utf-8"))}
+    icons = [named[name] for name in shown & named.keys()]
+    options = subset.Options(flavor="woff")
+    whole = static / "vendor" / "fontawesome" / "webfonts" / "fa-solid-900.ttf"
+    font = subset.load_font(whole, options)
+    chosen = subset.Subsetter(options)
+    chosen.populate(text="".join([*icons, *re.findall(ICON_OF_THE_THEME, style)]))
+    chosen.subset(font)
+    subset.save_font(font, static / "icons.woff", options)
+
+
 # --- Fields: those of a named tuple are listed once -----------------------
 
 
@@ -304,4 +334,5 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("doctree-resolved", _write_notebook, priority=900)
     app.connect("build-finished", _hand_out)
     app.connect("build-finished", _keep_one_viewport)
+    app.connect("build-finished", _pick_icons)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,7 +14,7 @@ import attnmem
 from tools.chapters import ARGUMENT, HTML, ROOT, config, pages, repository
 
 PAGES = [f"{name}.html" for name in pages()]
-WEIGHT = 2_000_000  # bytes of a page beside its typesetting: most is the theme, room is for claims
+LIGHT, HEAVY = 1_900_000, 2_200_000  # bytes: of a page of the argument, and of any page
 
 
 def on_disk(url):
@@ -48,7 +48,9 @@ def test_a_page_is_complete_and_fits(wide, visit, site, overhang):
         assert page.faults == []
         assert [url for url in page.loaded if not url.startswith((site, "data:", "blob:"))] == []
         files = {on_disk(url) for url in page.loaded if url.startswith(site)}
-        assert sum(file.stat().st_size for file in files if "mathjax" not in file.parts) < WEIGHT
+        most = LIGHT if wide.name.split("/")[-2] in ARGUMENT else HEAVY
+        assert sum(file.stat().st_size for file in files) <= most
+        assert not any(file.name == "searchindex.js" for file in files)
         assert overhang(page) <= 0
         formulas = page.locator("article .math").count()
         assert page.locator("article .math > mjx-container").count() >= formulas
@@ -56,6 +58,20 @@ def test_a_page_is_complete_and_fits(wide, visit, site, overhang):
         assert page.locator("[data-icon] animate").count() == 0  # what an unknown icon becomes
     words = wide.locator("article").first.evaluate(WORDS)
     assert re.findall(r"\$[^$\n]+\$", words) == []  # no formula is left as it was typed
+
+
+PAINTED = "performance.getEntriesByName('first-contentful-paint').length > 0"
+
+
+def test_mathematics_do_not_hold_up_the_first_paint(chromium, site):
+    """Without MathJax a page is painted, and its scripts have run."""
+    page = chromium.new_page()
+    page.route("**/mathjax/**", lambda route: None)  # no answer comes
+    page.goto(f"{site}book/notebooks/idea/turns.html", wait_until="domcontentloaded")
+    page.wait_for_function(PAINTED)
+    page.wait_for_selector(".attempt input")
+    assert page.locator("mjx-container").count() == 0
+    page.close()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

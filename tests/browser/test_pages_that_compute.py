@@ -28,6 +28,17 @@ def test_search_finds_a_word_and_quotes_sentences(visit):
     assert not any("Contents" in words for words in quoted)
 
 
+def test_the_first_search_loads_the_index(visit):
+    """The index of search is loaded by the first search, not by a page."""
+    page = visit("book/notebooks/idea/turns.html")
+    assert not any("searchindex" in url for url in page.loaded)
+    page.keyboard.press("Control+k")
+    page.keyboard.type("Kruskal")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search-results li a")
+    assert any("searchindex" in url for url in page.loaded)
+
+
 def test_search_finds_known_models_by_name(visit):
     """Search finds the page of known models by their name."""
     page = visit("search.html?q=GPT-2")
