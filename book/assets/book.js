@@ -11,6 +11,11 @@ addEventListener("DOMContentLoaded", () => {
   const home = document.querySelector(".sidebar-primary-item:has(> .navbar-brand)");
   home?.setAttribute("role", "navigation");
   home?.setAttribute("aria-label", "Front page");
+  // A name that is not what stands on a button can be said by nobody who sees it.
+  for (const button of document.querySelectorAll(".search-button-field, details.hide > summary"))
+    button.removeAttribute("aria-label");
+  for (const head of document.querySelectorAll(".bd-article th"))
+    if (!head.textContent.trim()) head.setAttribute("role", "cell"); // it is the head of nothing
   // Drawn figures get a box of their own, in which they can scroll without their caption.
   for (const image of document.querySelectorAll(".bd-article figure img")) {
     const box = document.createElement("div");
