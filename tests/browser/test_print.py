@@ -64,6 +64,23 @@ def test_proofs_and_solutions_unfold_in_print(printed):
     assert letters(hidden) not in text
 
 
+BOXES = """() => [...document.querySelectorAll(".bd-article :is(div.admonition, div.sd-card)")]
+  .filter((box) => !box.closest("details, .attempt, [hidden]"))
+  .map((box) => [...box.querySelectorAll("p")].filter((words) => !words.closest("details"))
+    .map(({ childNodes }) => [...childNodes].find((part) => part.nodeType === 3)?.data ?? ""))"""
+
+
+@pytest.mark.parametrize("name", ["book/notebooks/front/overview", PROOFS])
+def test_no_card_is_cut_in_print(printed, name):
+    """Cards, theorems and notes stand on one sheet."""
+    page, sheets = printed(name)
+    texts = [letters(sheet.extract_text()) for sheet in sheets]
+    boxes = [[letters(words) for words in box] for box in page.evaluate(BOXES)]
+    assert len(boxes) > 2
+    for box in boxes:
+        assert any(all(words in text for words in box) for text in texts), box
+
+
 CELLS = """() => [...document.querySelectorAll(".bd-article :is(th, td):last-child")].map(
   (cell) => cell.textContent)"""
 RIGHT = """() => [...document.querySelectorAll(
