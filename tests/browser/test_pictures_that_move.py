@@ -114,6 +114,21 @@ def test_xor_needs_two_heads(drawn):
     assert page.locator("#xor-g").input_value() == "6"
 
 
+def test_small_transformer_says_xor_for_each_pair(drawn):
+    page = drawn("aot")
+    boxes = page.locator("[type=checkbox]").all()
+    for bits in itertools.product((0, 1), repeat=2):
+        for box, bit in zip(boxes, bits, strict=True):
+            box.set_checked(bool(bit))
+        assert page.locator(".token").all_text_contents() == [f"{bit}" for bit in bits]
+        right = bits[0] ^ bits[1]
+        logits = [f"token {token}: {'1' if token == right else '−1'}" for token in (0, 1)]
+        assert page.locator(".logit").all_text_contents() == logits
+        framed = float(page.locator("rect.asks").nth(1).get_attribute("x"))
+        assert framed == (112, 236)[right]
+    assert page.faults == []
+
+
 def test_dials_of_growth_count_as_the_library_does(drawn):
     page = drawn("growth-dials")
     for H, n, width in itertools.product((1, 3, 8), (2, 3, 4), (1, 2, 3, 4)):
