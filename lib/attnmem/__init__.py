@@ -1,8 +1,9 @@
 """attnmem: how much can attention memorize?
 
 This is the library behind the book of the same question. ``core`` is the idea, to read in an
-evening, and ``import attnmem`` gives its names. All other rooms hang on it. A room imports only
-from rooms above its own line:
+evening, and ``import attnmem`` gives its names. Beside them stand two constructions of ``theory``,
+which are ``memorize_aot`` and ``memorize_by_difference``. All other rooms hang on the core. A room
+imports only from rooms above its own line:
 
 ============  ===================================================================================
 ``checks``    refusals: errors that name the argument, its value and what was expected
@@ -20,8 +21,24 @@ from rooms above its own line:
 
 from __future__ import annotations
 
+import importlib
+
 from .core import *  # noqa: F403
 from .core import __all__ as _CORE
 
 __version__ = "0.1.0"
-__all__ = [*_CORE]
+# Imported when they are asked for: the core alone needs no theory.
+_LATER = {"memorize_aot": "theory.associations", "memorize_by_difference": "theory.cancelling"}
+__all__ = [*_CORE, *_LATER]
+
+
+def __getattr__(name: str) -> object:
+    """A construction of the theory, by its name alone."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    """Also what is imported later, for completion."""
+    return sorted({*globals(), *_LATER})

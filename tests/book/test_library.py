@@ -164,6 +164,18 @@ def test_the_core_imports_only_checks_and_examples():
     assert IMPORTS["examples"] == {"checks"}
 
 
+@pytest.mark.parametrize("name", ["memorize_mha", "memorize_aot", "memorize_by_difference"])
+def test_a_construction_stands_beside_the_bounds(name):
+    """Also one of the theory, which is imported when it is asked for."""
+    assert {"bounds", name} <= {*attnmem.__all__} & {*dir(attnmem)}
+    assert getattr(attnmem, name).__module__.startswith("attnmem.")
+
+
+def test_a_name_that_is_not_there_is_refused():
+    with pytest.raises(AttributeError, match=r"'attnmem' has no attribute 'memorize_all'"):
+        _ = attnmem.memorize_all
+
+
 def test_the_core_runs_with_torch_and_numpy_alone():
     subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=300)
 
