@@ -6,6 +6,7 @@ Both are stored in the notebook's outputs, so the book quotes and judges only wh
 import difflib
 import html
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -259,4 +260,9 @@ def _judged(answer: Any, check: Callable[[Any], bool | str]) -> str:
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:
-    need("IPython.display").display(data, metadata=metadata, raw=True)
+    """In a notebook all of it; in a plain Python, as for code that is copied, its text."""
+    notebook = sys.modules.get("IPython")
+    if notebook and notebook.get_ipython():
+        need("IPython.display").display(data, metadata=metadata, raw=True)
+    elif text := data.get("text/plain"):
+        print(text)

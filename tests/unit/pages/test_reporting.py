@@ -160,6 +160,14 @@ def test_a_contradicted_theorem_names_what_is_true(displayed):
     assert displayed[0][1]["attnmem"]["instead"] == "thm-x"
 
 
+def test_code_that_is_copied_says_its_words(capsys):
+    """Outside a notebook a glued value says nothing, and a verdict its text."""
+    reporting.glue("any-name", 3)
+    assert capsys.readouterr().out == ""
+    reporting.verdict("mahdavi-theorem-1", {"rank 993": EXACT})
+    assert "\n- ✓ rank 993" in capsys.readouterr().out
+
+
 def test_glue_takes_rounded_values_only(displayed):
     reporting.glue("error", "1.2e-13")
     with pytest.raises(ValueError, match=r"^glue 'error': got 1\.2345e-13"):
