@@ -276,6 +276,39 @@ class _Folds(SphinxPostTransform):
                 marker.clear()
 
 
+# --- Imports: one line, which opens to the code and to where the library comes from ---
+
+FOLDS = {"imports": "Imports", "parameters": "Parameters"}  # by the tag of a cell
+
+
+class library_note(nodes.Element):
+    """A sentence of every page. It is no text, so search does not find each page by it."""
+
+
+class _NameFolds(SphinxPostTransform):
+    default_priority = 198  # myst-nb folds at 199
+    formats = ("html",)
+
+    def run(self, **kwargs: Any) -> None:
+        for cell in self.document.findall(nodes.container):
+            for tag, name in FOLDS.items():
+                if f"tag_{tag}" in cell["classes"] and "hide_mode" in cell:
+                    if "set_default_dtype(torch.float64)" in cell.astext():
+                        name += ", float64"
+                    cell["prompt_show"] = cell["prompt_hide"] = name
+                    if tag == "imports":
+                        cell[0] += library_note()
+
+
+def _write_note(translator: Any, node: library_note) -> None:
+    builder = translator.builder
+    address = builder.get_relative_uri(builder.current_docname, RUNNING) + "#one-notebook"
+    link = f'<a href="{address}">how to install it</a>'
+    words = f"The library <code>attnmem</code> comes with this book, as a wheel: {link}."
+    translator.body.append(f'<p class="library-note">{words}</p>\n')
+    raise nodes.SkipNode
+
+
 # --- Tables: outputs that are named tab-... are numbered as tables --------
 
 
@@ -326,6 +359,8 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_node(download_reference, override=True, html=download)
     app.connect("autodoc-skip-member", _skip_field)
     app.add_post_transform(_Folds)
+    app.add_post_transform(_NameFolds)
+    app.add_node(library_note, html=(_write_note, None))
     app.add_post_transform(_Glue)
     app.add_enumerable_node(table_output, "table", _title, html=(_open_table, _close_table))
     app.add_transform(_Tables)

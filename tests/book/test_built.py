@@ -157,6 +157,7 @@ PLAIN = [
 MARKUP = r":::|^\(\S+\)=|\{[a-z:-]+\}[`\[]|^`{3,}\{|^%|sd-|<script|<form"
 
 ROLE, DIRECTIVE = r"\{([\w:-]+)\}`", r"(?m)^[ >]*(?::{3,}|`{3,})\{([\w:-]+)\}"
+IMPORTS = "import torch\n\ntorch.set_default_dtype(torch.float64)"
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()  # no more than that is read
 
 
@@ -169,7 +170,7 @@ def test_sample_has_each_role_and_directive(kind):
 
 
 def cells():
-    """The sample in two cells, a value that is glued, and a picture with a caption."""
+    """The sample in two cells, a glued value, a fold of imports, and a picture with a caption."""
     first, second = map(nbformat.v4.new_markdown_cell, SAMPLE.split("\n+++\n"))
     record = "application/papermill.record/"
     glued = nbformat.v4.new_output(
@@ -181,6 +182,7 @@ def cells():
     picture = nbformat.v4.new_output("display_data", {"image/png": PIXEL})
     code = [
         nbformat.v4.new_code_cell("1", outputs=[glued], metadata={"tags": ["remove-cell"]}),
+        nbformat.v4.new_code_cell(IMPORTS, metadata={"tags": ["hide-input", "imports"]}),
         nbformat.v4.new_code_cell("2", outputs=[picture], metadata={"mystnb": {"figure": figure}}),
     ]
     return [first, nbformat.from_dict({**colab_cell(), "source": "stale"}), *code, second]
@@ -245,9 +247,17 @@ def test_no_address_no_door(closed):
     assert "rocket" not in words(closed / f"{PAGE}.html")
     chapter = closed / f"{NOTEBOOK}.html"
     assert any(url.endswith(f"_sources/{NOTEBOOK}.ipynb") for url in links(chapter))
-    [help_] = [url for url in links(chapter) if url.endswith("running.html#one-notebook")]
+    [help_] = {url for url in links(chapter) if url.endswith("running.html#one-notebook")}
     target = (chapter.parent / help_).resolve().parent / "running.html"
     assert 'id="one-notebook"' in target.read_text()
+
+
+def test_a_fold_of_imports_says_so_and_where_the_library_is(closed):
+    folds = re.findall(r"<details.*?</details>", (closed / f"{NOTEBOOK}.html").read_text(), re.S)
+    [fold] = [fold for fold in folds if "set_default_dtype" in fold]
+    assert ">Imports, float64</p>" in fold
+    assert "The library <code>attnmem</code> comes with this book" in fold
+    assert 'running.html#one-notebook">how to install it</a>' in fold
 
 
 def test_address_opens_files_of_that_branch(opened):
@@ -295,10 +305,10 @@ def test_downloads_are_plain_markdown(closed):
 def test_downloads_keep_cells_but_the_first(closed):
     found = downloaded(closed).cells
     kinds = "".join(cell.cell_type[0] for cell in found)
-    assert kinds == "mcccmm"  # below the picture its caption
+    assert kinds == "mccccmm"  # below the picture its caption
     assert found[1].source == colab_cell(published(closed)).source
-    assert [cell.source for cell in found[2:4]] == ["1", "2"]
-    assert found[3].outputs[0].data["image/png"].strip() == PIXEL
+    assert [cell.source for cell in found[2:5]] == ["1", IMPORTS, "2"]
+    assert found[4].outputs[0].data["image/png"].strip() == PIXEL
 
 
 def test_downloads_link_to_the_built_pages(opened):
