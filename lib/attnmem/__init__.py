@@ -28,7 +28,7 @@ from .core import __all__ as _CORE
 
 __version__ = "0.1.0"
 # Imported when they are asked for: the core alone needs no theory.
-_LATER = {"memorize_aot": "theory.associations", "memorize_by_difference": "theory.cancelling"}
+_LATER = {"memorize_by_difference": "theory.cancelling"}
 __all__ = [*_CORE, *_LATER]
 
 
