@@ -35,6 +35,11 @@ class Capacity:
     deep: int | None = None  # a ceiling of so many layers, for one output at the last token
 
     @property
+    def edits(self) -> int | None:
+        """Facts that the layer takes one by one, each exact, behind a LayerNorm with a shift."""
+        return None if self.adapted else self.layer.edits()
+
+    @property
     def proved(self) -> str:
         """What is proved of both counts, and what is only compared."""
         return _evidence_of_counts(self.layer, self.adapted)
@@ -307,6 +312,17 @@ class LayerSizes:
             return outputs
         return min(outputs, self.groups * self.value_dim) if "v" in self.bias else 0
 
+    def edits(self, shift: bool = True) -> int | None:
+        """Facts of one number that the layer takes while its attention stays, each kept exactly.
+
+        It is the rank of a plain layer's features: ``H d``, or ``H (d - 1)`` behind a LayerNorm and
+        one more if that has a ``shift``. None where more heads share values than these are wide.
+        """
+        if self.heads_per_group > self.value_dim:
+            return None
+        through_origin = self.token_dim == self.dim or not shift
+        return bounds.affine_span_rank(self.heads, self.token_dim, through_origin)
+
     def floor(self) -> int | None:
         """Examples whose labels are all met, if a floor is known."""
         if self.plain:
@@ -371,9 +387,12 @@ def _report(counts: Capacity) -> str:
     floor = "no" if counts.floor is None else f"{counts.floor:,}"
     lines.append(f"{floor:>13} floor of these labels")
     if counts.floor:
-        signs = "signs (two classes): at least half of all choices of so many"
-        lines.append(f"{2 * counts.floor:>13,} {signs} are met")
+        signs = "signs (two classes): half of all choices fit, or more"
+        lines.append(f"{2 * counts.floor:>13,} {signs}")
     lines.append(f"{'':12}({counts.floor_proved})")
+    if counts.edits:
+        edits = "edits, each exact, while attention stays (proved for plain layers)"
+        lines.append(f"{counts.edits:>13,} {edits}")
     if counts.deep is not None:
         layers = f"{counts.layers} such layers, a ceiling (proved)"
         lines.append(f"{counts.deep:>13,} matter for one output of {layers}")

@@ -66,6 +66,16 @@ def test_report_of_several_layers():
     assert any(line.startswith(f"{deep:>13,} matter for one output of 3 such") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "edits"), [({}, 4 * 8), ({"norm": True}, 4 * 7 + 1), ({"adapter": 1}, None)]
+)
+def test_edits(arguments, edits):
+    counts = capacity(**SIZES, **arguments)
+    assert counts.edits == edits
+    line = f"{edits or 0:>13,} edits, each exact"
+    assert (line in str(counts)) == (edits is not None)
+
+
 def test_report_without_a_floor():
     report = str(capacity(**SIZES, adapter=1))
     assert f"{'no':>13} floor of these labels" in report
