@@ -10,10 +10,10 @@ import textwrap
 from collections.abc import Callable, Mapping
 
 
-def wrapped(lines: list[str]) -> str:
-    """A report, whose long lines go on below themselves."""
+def wrapped(lines: list[str], indent: int = 12) -> str:
+    """A report, whose long lines go on below themselves, so many letters to the right."""
     wrapper = textwrap.TextWrapper(
-        width=74, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False
+        width=74, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(wrapper.fill(line) for line in lines)
 

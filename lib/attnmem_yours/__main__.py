@@ -60,7 +60,7 @@ def _add_capacity(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_examine(commands: argparse._SubParsersAction) -> None:
-    about = "what holds for your data, and what a layer meets"
+    about = "what holds for your data, and what a layer stores"
     command = commands.add_parser("examine", help=about)
     _add_file(command, heads_needed=False)
     command.add_argument("--samples", type=int, default=1000, help="subsets drawn (default: 1000)")

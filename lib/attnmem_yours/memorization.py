@@ -34,14 +34,14 @@ class Memorized:
     weights: MHAWeights  # in float64; mha(weights, contexts, queries) computes the layer
     errors: Float[Tensor, " T"]  # shares of the largest label; of classes, less the margin
     met: Bool[Tensor, " T"]
-    reason: str  # why the others are not; "all labels are met" if there are none
+    reason: str  # why the others are not; "all labels are stored" if there are none
     how: str  # what built the weights
     classes: list | None  # by output; None for reals
     kept: dict[str, int]  # labels kept, reals to 1%, by number type; of ``keep`` alone
 
     @property
     def count(self) -> int:
-        """Number of labels that are met."""
+        """Number of labels that are stored."""
         return int(self.met.sum())
 
     def predict(self, contexts: Any, queries: Any, mask: Any = None) -> np.ndarray:
@@ -49,7 +49,7 @@ class Memorized:
         return _answers(self.weights, self.classes, as_data(contexts, queries, None, mask))
 
     def __str__(self) -> str:
-        """How many labels are met, by what, and why no more."""
+        """How many labels are stored, by what, and why no more."""
         return report.memorized(self)
 
 
@@ -107,7 +107,7 @@ def memorize(
     Example:
         >>> data = torch.rand(20, 3, 5), torch.rand(20, 5)
         >>> memorize(*data, ["yes", "no"] * 10, heads=2, head_dim=2).reason
-        'all labels are met'
+        'all labels are stored'
     """
     if labels is None:
         refuse("labels", None, "one label for each query")

@@ -13,6 +13,7 @@ from attnmem.checks import checked, reading, refuse
 from attnmem.terminal import wrapped
 from attnmem.theory.blocks import Model, Part
 from attnmem.theory.capacity import Capacity
+from attnmem.theory.counts import class_capacity
 from attnmem.theory.floors import Floor, model_floor
 
 from .families import read
@@ -48,12 +49,12 @@ class ModelCapacity:
 
     @property
     def matter(self) -> int:
-        """At most so many; beyond ``matter / outputs`` examples almost no real labels are met."""
+        """At most so many; beyond ``matter / outputs`` examples almost no real labels fit."""
         return self.by_eps + sum(part.times * part.matter for part in self.parts)
 
     @property
     def floor(self) -> Floor | None:
-        """Examples with all their labels met, whatever these are; not known for adapters."""
+        """Examples whose labels all fit, whatever these are; not known for adapters."""
         return None if self.adapted else model_floor(self.model, self.outputs)
 
     @property
@@ -68,40 +69,82 @@ class ModelCapacity:
             return None
         return layer.counted(self.model.name, layer.dim, None, "")
 
+    @property
+    def edits(self) -> int | None:
+        """Facts that one attention layer takes while its attention stays, each kept exactly."""
+        block = self.model.blocks[0]
+        return None if self.adapted else block.attention.edits(block.shift)
+
     def __str__(self) -> str:
-        """A report that a person reads: the answer, then where the numbers are."""
-        lines = [*self._answer(), *self._table()]
+        """A report that a person reads: the answer, then where the numbers are, then asides."""
+        model = self.model
+        heads, dim = model.blocks[0].attention.heads, model.blocks[0].attention.dim
+        lines = [f"{model.name}: {len(model.blocks)} x {heads} heads, d = {dim}", ""]
+        lines += self._answer()
+        if not self.adapted:
+            lines += self._own_words()
+            lines += self._one_layer()
+        lines += ["", *self._table()]
         if not self.adapted:
             lines += self._own_read_out()
-            lines += self._one_layer()
-        return wrapped(lines)
+        lines += self._asides()
+        return wrapped(lines, indent=2)
 
     def _answer(self) -> list[str]:
-        model, layer = self.model, self.model.blocks[0].attention
         most, floor = self.matter // self.outputs, self.floor
-        read_out = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
-        trained = f"with a read-out of {read_out}"
+        stores, given = "one number", "it is trained"
+        if self.outputs > 1:
+            stores = f"{self.outputs:,} numbers"
         if self.adapted:
-            trained = f"adapters of {self.adapted} alone"
-        of_eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
-        exactness = "At nearly all small sizes exactly so many do."
-        if self.adapted or any(block.homogeneous for block in model.blocks):
-            exactness = "It may be fewer."
-        lines = [f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}"]
+            given = f"adapters of {self.adapted} are trained"
+        lines = []
         if floor and floor.examples:
             lines.append(
-                f"Any real labels of {floor.examples:,} examples are met by some weights "
-                f"({floor.evidence})."
+                f"It can store {stores} for each of {floor.examples:,} inputs, whatever the "
+                f"numbers are ({floor.evidence})."
             )
-        lines.append(f"Of more than {most:,} examples almost no real labels are met (proved).")
         lines.append(
-            f"Of {self.parameters:,} numbers, {trained}, at most {self.matter:,} matter{of_eps}. "
-            f"{exactness} Counted are these parts alone, no pooler, deeper head or convolution."
+            f"For more than {most:,} inputs it can store almost no choice of numbers, however "
+            f"{given} (proved)."
         )
         return lines
 
+    def _own_words(self) -> list[str]:
+        model = self.model
+        if model.tied is None or model.words < 2:
+            return []
+        texts = _about(class_capacity(model.blocks[0].attention.dim, model.words))
+        return [
+            f"If only the read-out of its {model.words:,} words is trained, about {texts} texts "
+            "can be given a next word each (a formula, not a theorem)."
+        ]
+
+    def _one_layer(self) -> list[str]:
+        lines, layer = [], self.layer
+        if layer is not None and layer.floor:
+            lines.append(
+                f"Any {layer.floor:,} numbers fit (compared with ranks). Of more than "
+                f"{layer.one_output:,} almost no choice does (proved)."
+            )
+            lines.append(
+                f"In bits: at least half of all choices of {2 * layer.floor:,} yes-or-no answers "
+                "fit (from the same ranks)."
+            )
+        if self.edits:
+            lines.append(
+                f"While its attention stays, it takes {self.edits:,} edits of one number, each "
+                "exact (proved for plain layers). At half of them other answers have moved by "
+                "about a label or more."
+            )
+        if lines:
+            lines = ["", "One attention layer alone, read by one output:", *lines]
+        return lines
+
     def _table(self) -> list[str]:
-        lines = [f"{'numbers':>20}{'matter':>16}"]
+        matter = f"{self.matter:,} of {self.parameters:,}"
+        share = f"{self.matter / self.parameters:.1%}"
+        lines = [f"At most {matter} trained numbers matter ({share}):"]
+        lines.append(f"{'numbers':>20}{'matter':>16}")
         for part in self.parts:
             times = f"{part.times} x" if part.times > 1 else ""
             matter = part.matter + part.scales
@@ -114,18 +157,23 @@ class ModelCapacity:
             return []
         own = dataclasses.replace(self, parts=tuple(model.parts(None)))
         tied = "tied to their vectors" if model.tied else "by a map of its own"
-        counts = f"at most {own.matter:,} of {own.parameters:,}"
+        counts = f"at most {own.matter:,} of {own.parameters:,} matter"
         return [f"Read by all its {model.words:,} words, {tied}: {counts}."]
 
-    def _one_layer(self) -> list[str]:
-        layer = self.layer
-        if layer is None or not layer.floor:
-            return []
-        return [
-            "One attention layer by itself, read by one output: at most "
-            f"{layer.one_output:,} labels (proved), and at least {layer.floor:,} (compared with "
-            "ranks)."
-        ]
+    def _asides(self) -> list[str]:
+        exactness = "At nearly all small sizes compared, exactly so many matter."
+        if self.adapted or any(block.homogeneous for block in self.model.blocks):
+            exactness = "Perhaps fewer matter."
+        lines = [f"{exactness} Poolers, deeper heads and convolutions are not counted."]
+        if self.by_eps:
+            matter = "matters" if self.by_eps == 1 else "matter"
+            lines.append(f"{self.by_eps:,} of them {matter} only because norms add an eps.")
+        return lines
+
+
+def _about(count: float) -> str:
+    """Three digits of it: no formula is better than that."""
+    return f"{int(float(f'{count:.3g}')):,}"
 
 
 @checked

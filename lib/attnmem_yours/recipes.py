@@ -32,7 +32,7 @@ THEOREM = "the construction of Theorem 1"
 ZEROS = "values of zero"
 CANCELLING = "heads that nearly cancel"
 DESCENT = "Levenberg-Marquardt"
-READ_OUT = "random attention, and a read-out that meets all outputs at once"
+READ_OUT = "random attention, and a read-out that fits all outputs at once"
 ENTROPY = "L-BFGS on the cross-entropy"
 
 # Rules of thumb, but where a reason is given.

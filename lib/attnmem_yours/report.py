@@ -52,8 +52,8 @@ NOTES = {
     "thin": "some dimensions are as thin as rounding in single or lower precision",
 }
 # What a bound says of so many labels, and what may stand in its way.
-ANY, FEW_OF_MORE = "any real labels are met", "almost no real labels of more are met"
-CLASSES = "about so many labels of {classes} classes are met"
+ANY, FEW_OF_MORE = "any real labels fit", "of more, almost no real labels fit"
+CLASSES = "about so many labels of {classes} classes fit"
 HYPOTHESES = {
     "mask": "contexts with a mask",
     "long": "n = {n} is not below d = {d}",
@@ -81,7 +81,7 @@ def label_words(outputs: int | None, classes: list | None) -> str:
         shown += ", ..."
     kinds = f"{len(classes)} class{_plural(len(classes), 'es')} ({shown})"
     if len(classes) > _MANY_CLASSES:
-        kinds += "; give floats if they are numbers to be met"
+        kinds += "; give floats if they are numbers"
     return kinds
 
 
@@ -181,14 +181,14 @@ def _assumptions(x: Examination) -> list[str]:
 def _limits(x: Examination) -> list[str]:
     """Bounds and ranks with so many heads."""
     looked_at = " among those looked at" if x.rank.of < x.differ else ""
-    meaning = f"almost no real labels of more are met{looked_at}"
+    meaning = f"of more, almost no real labels fit{looked_at}"
     if x.rank.rank == x.rank.of:
         meaning = f"full{looked_at}, it excludes nothing"
     return [
         f"{x.heads} heads of width {x.head_dim}, one real output:",
         *[f"  {line}" for line in map(bound, x.bounds)],
         _rank("rank of the derivative", x.rank, meaning),
-        _rank("rank where all outputs are zero", x.met, "any such labels are met"),
+        _rank("rank where all outputs are zero", x.met, "any labels of so many fit"),
     ]
 
 
@@ -243,11 +243,11 @@ def draw(x: Examination, ax: Axes | None = None) -> Axes:
     return ax
 
 
-# --- what memorize met ----------------------------------------------------------------------------
+# --- what memorize stored -------------------------------------------------------------------------
 
 
 def memorized(x: Memorized) -> str:
-    """How many labels are met, by what, and why no more."""
+    """How many labels are stored, by what, and why no more."""
     H, _, head_dim = x.weights.W_Q.shape
     line = f"{x.count} of {len(x.met)} labels stored"
     if x.count:
@@ -264,9 +264,9 @@ def memorized(x: Memorized) -> str:
 
 
 def reason(x: Shortfall | None) -> str:
-    """Why labels are not met."""
+    """Why labels are not stored."""
     if x is None:
-        return "all labels are met"
+        return "all labels are stored"
     missed, n_contradicting = x.examples - x.met, len(x.contradicting)
     causes = []
     if x.zero:
@@ -274,19 +274,19 @@ def reason(x: Shortfall | None) -> str:
     elif n_contradicting:
         s, t = x.contradicting[0]
         cause = f"equal examples have different labels (such as {s} and {t})"
-        causes = [f"{n_contradicting} because {cause}, which no weights of any size meet"]
+        causes = [f"{n_contradicting} because {cause}, which no weights of any size give"]
     if not x.zero and missed > n_contradicting:
         causes.append(f"{missed - n_contradicting} because {_other_causes(x)}")
-    sentence = f"{missed} of {x.examples} labels are not met: {'; '.join(causes)}"
+    sentence = f"{missed} of {x.examples} labels are not stored: {'; '.join(causes)}"
     if x.overflow:
         sentence += f"; some fit had weights beyond the largest {x.keep}"
     return sentence
 
 
 def _other_causes(x: Shortfall) -> str:
-    cause = "no fit met more"
+    cause = "no fit stored more"
     if x.in_float64 > x.met:
-        cause = f"{x.keep} keeps {x.met} of the {x.in_float64} met in float64"
+        cause = f"{x.keep} keeps {x.met} of the {x.in_float64} stored in float64"
     help = "another seed, more seconds" if x.late else "another seed"
     cause = f"{cause}; {help} or more heads may help"
     if x.ceiling is None:
@@ -294,5 +294,5 @@ def _other_causes(x: Shortfall) -> str:
     why = "the outputs have so many parameters"
     if x.by_rank:
         why = "the rank of the derivative on these data, to rounding"
-    limit = f"so many heads meet almost no real labels of more than {x.ceiling} examples ({why})"
+    limit = f"so many heads store almost no real labels of more than {x.ceiling} examples ({why})"
     return limit if x.met >= x.ceiling else f"{limit}; of {x.ceiling}, {cause}"

@@ -85,7 +85,7 @@ def test_of_equal_examples_the_label_of_most_is_met(labels):
         E[t], e[t] = E[0][[1, 2, 0]], e[0]  # in another order
     built = memorize(E, e, labels, heads=2, head_dim=2)
     assert built.met.tolist() == [True, False, True, True, True]
-    assert built.reason.startswith("1 of 5 labels are not met: 1 because equal examples")
+    assert built.reason.startswith("1 of 5 labels are not stored: 1 because equal examples")
     assert "(such as 0 and 1)" in built.reason
 
 
@@ -202,7 +202,7 @@ def test_something_is_met_on_degenerate_data(change, kind):
     labels, heads = KINDS[kind][: len(e)], 2 if kind == "rows" else 1
     built = memorize(E, e, labels, heads=heads, head_dim=5, seconds=20)
     assert built.count >= 1 or not E.any()
-    assert built.met.all() == (built.reason == "all labels are met")
+    assert built.met.all() == (built.reason == "all labels are stored")
     assert str(examine(E, e, labels, heads=1, samples=10))
     if (change, kind) == ("zero tokens", "reals"):
         assert "all tokens are zero" in built.reason

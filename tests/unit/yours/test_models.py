@@ -181,6 +181,42 @@ def test_refused_argument_is_not_laid_to_the_file(tmp_path):
             model_capacity(path, **{name: wrong})
 
 
+def test_report_begins_with_the_answer():
+    """What fits stands before where the numbers are, and asides are last."""
+    counts = model_capacity(GPT2)
+    said = " ".join(str(counts).split())
+    answers = [
+        f"one number for each of {counts.floor.examples:,} inputs, whatever the numbers are (comp",
+        f"For more than {counts.matter:,} inputs it can store almost no choice of numbers",
+        "read-out of its 30 words is trained, about 107 texts can be",  # 29 * 12 / 3.25
+        f"Any {counts.layer.floor:,} numbers fit (compared with ranks). Of more than "
+        f"{counts.layer.one_output:,} almost no choice",
+        f"half of all choices of {2 * counts.layer.floor:,} yes-or-no answers",
+        "34 edits of one number",  # three heads in eleven dimensions, and a constant
+        f"At most {counts.matter:,} of {counts.parameters:,} trained numbers matter",
+        "convolutions are not counted. 1 of them matters only because norms add an eps.",
+    ]
+    assert [said.find(words) for words in answers] == sorted(map(said.find, answers))
+    assert all(words in said for words in answers)
+
+
+@pytest.mark.parametrize(
+    ("config", "edits"),
+    [
+        (GPT2, 3 * 11 + 1),  # a LayerNorm with a bias
+        (QWEN, 4 * 16),
+        (QWEN | {"model_type": "olmo", "num_key_value_heads": 4}, 4 * 15),  # without one
+        (QWEN | {"num_key_value_heads": 1, "head_dim": 4}, 4 * 16),
+        (QWEN | {"num_key_value_heads": 1, "head_dim": 2}, None),  # four heads, values of two
+    ],
+    ids=["shift", "rms", "no shift", "one group", "narrow values"],
+)
+def test_edits_of_one_layer(config, edits):
+    assert model_capacity(config).edits == edits
+    assert model_capacity(config, adapter=2).edits is None
+    assert ("edits of one number" in str(model_capacity(config))) == (edits is not None)
+
+
 LORA = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": "base"}
 LORA |= {"target_modules": ["v_proj", "q_proj"]}
 
@@ -200,7 +236,7 @@ def test_adapter_counts_for_its_base_model(adapter):
     # Of rank 2 are changes of 16 x 8 numbers for queries, and of 16 x 2 in each of two groups.
     assert counts.parameters == 2 * (2 * (16 + 8) + 2 * (16 + 4))
     assert counts.matter == 2 * (2 * (16 + 8 - 2) + 2 * (16 + 4 - 2))
-    assert "numbers, adapters of qv alone" in str(counts)
+    assert "adapters of qv are trained (proved)" in str(counts)
     assert model_capacity(QWEN, adapter=2, adapted="vqq") == counts
     with pytest.raises(ValueError, match="adapter: got 4; expected none beside an adapter's fol"):
         model_capacity(adapter, adapter=4)

@@ -94,7 +94,7 @@ def test_a_rank_of_some_examples_is_not_that_of_all(rank, of):
     x = dataclasses.replace(x, rank=dataclasses.replace(x.rank, rank=rank, of=of))
     part = " among those looked at" if of < 20 else ""
     assert (f"examples: full{part}, it excludes nothing" in said(x)) == (rank == of)
-    assert (f"of more are met{part} (" in said(x)) == (rank < of)
+    assert (f"almost no real labels fit{part} (" in said(x)) == (rank < of)
 
 
 def test_outcomes_of_both_precisions_are_one_line():
@@ -105,7 +105,7 @@ def test_outcomes_of_both_precisions_are_one_line():
     assert "Assumption 1, float32: fails; vectors 2 and 5 are equal in this precision" in words
 
 
-MORE = "no fit met more; another seed or more heads may help"
+MORE = "no fit stored more; another seed or more heads may help"
 PAIR = "2 because equal examples have different labels (such as 0 and 1), which no weights of any "
 REASONS = {
     "zeros": ({"zero": True}, "all tokens are zero, hence all outputs of any weights"),
@@ -113,14 +113,14 @@ REASONS = {
     "late": ({"late": True}, f"4 because {MORE.replace('seed', 'seed, more seconds')}"),
     "rounded": (
         {"keep": "int8", "in_float64": 7},
-        "4 because int8 keeps 6 of the 7 met in float64",
+        "4 because int8 keeps 6 of the 7 stored in float64",
     ),
     "as in float64": ({"keep": "int8", "in_float64": 6}, f"4 because {MORE}"),
-    "pairs": ({"contradicting": [(0, 1), (0, 2)]}, f"{PAIR}size meet; 2 because {MORE}"),
+    "pairs": ({"contradicting": [(0, 1), (0, 2)]}, f"{PAIR}size give; 2 because {MORE}"),
     "pairs alone": ({"contradicting": [(0, 1)] * 4}, PAIR.replace("2", "4", 1)),
     "at the ceiling": (
         {"ceiling": 6},
-        "4 because so many heads meet almost no real labels of more",
+        "4 because so many heads store almost no real labels of more",
     ),
 }
 
@@ -129,8 +129,8 @@ REASONS = {
 def test_reason_of_a_shortfall(changes, words):
     shortfall = Shortfall(10, 6, False, [], None, True)._replace(**changes)
     reason = report.reason(shortfall)
-    assert reason.startswith(f"4 of 10 labels are not met: {words}")
-    assert report.reason(None) == "all labels are met"
+    assert reason.startswith(f"4 of 10 labels are not stored: {words}")
+    assert report.reason(None) == "all labels are stored"
 
 
 @pytest.mark.parametrize("met", [5, 6])
@@ -139,7 +139,7 @@ def test_reason_says_whether_the_ceiling_is_met(met, by_rank):
     reason = report.reason(Shortfall(10, met, False, [], 6, by_rank))
     why = "the rank of the derivative" if by_rank else "the outputs have so many parameters"
     assert f"more than 6 examples ({why}" in reason
-    assert ("; of 6, no fit met more" in reason) == (met < 6)
+    assert ("; of 6, no fit stored more" in reason) == (met < 6)
 
 
 def test_draw_has_a_bar_for_each_bound_and_rank():

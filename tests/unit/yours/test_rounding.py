@@ -90,7 +90,7 @@ def test_what_a_number_type_loses_is_a_reason(T, classes):
         memorize(E, e, y, heads=2, head_dim=2, keep=keep) for keep in (None, "int8", "float32")
     )
     assert asked.count < plain.count
-    lost = f" int8 keeps {asked.count} of the {plain.count} met in float64; another seed"
+    lost = f" int8 keeps {asked.count} of the {plain.count} stored in float64; another seed"
     assert lost in asked.reason
     assert ("more than 32 examples" in asked.reason) == (T == 40 and not classes)
     assert "float64" not in same.reason
