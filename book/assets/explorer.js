@@ -1,5 +1,5 @@
 // The page "Explorer": sliders, the bounds at their sizes in a chart, and measured points near them.
-// The formulas are those of attnmem.core.bounds; tests/browser compares the two.
+// The formulas are those of attnmem.core.bounds and counts; tests/browser compares the two.
 
 // Rank of the derivative of k heads that cancel; m dimensions tell tokens apart, r is the logits' rank.
 function group_rank(k, m, d, r) {
@@ -41,7 +41,14 @@ function counted({ H, n, d_h, d, L, S, N }) {
   const mixed = (count) => (n < 2 ? "needs n ≥ 2" : count);
   const narrow = (count) => (d_h > d ? "needs d_h ≤ d" : count); // heads, as Dana et al. have them
   const own_floor = floor_of(H, d, d, r);
+  const own_ceiling = H * (r * (2 * d - r) + d);
+  const all_layers = deep_ceiling(L, H, d_h, d);
+  const linear = n < 2; // softmax has nothing to choose
   return {
+    floor: linear ? d : own_floor,
+    ceiling: linear ? d : own_ceiling,
+    layers_ceiling: linear ? d : all_layers,
+    edits: linear ? d : H * d,
     weights,
     mha_parameters: weights + H + 1,
     mha_capacity: n < d ? H * (Math.min(n, d_h) - 1) + 1 : "needs n < d",
@@ -49,16 +56,27 @@ function counted({ H, n, d_h, d, L, S, N }) {
     affine_rank: H * (d - 1) + 1,
     own_context_rank: mixed(H * d),
     own_context_floor: mixed(own_floor),
-    own_context_ceiling: H * (r * (2 * d - r) + d),
+    own_context_ceiling: mixed(own_ceiling),
     shared_context_rank: H * (n - 1) + 1,
     shared_context_floor: mixed(n > d ? own_floor : floor_of(H, n - 1, d, shared) + 1),
     shared_context_ceiling: n > d ? "needs n ≤ d" : H * (shared * (n - 1 + d - shared) + n - 1) + 1,
-    deep_ceiling: deep_ceiling(L, H, d_h, d),
+    deep_ceiling: mixed(all_layers),
     aot_capacity: narrow(H * d_h + d),
     previous_aot_capacity: d_h <= n && n <= d ? H * (d_h - 1) + 1 : "needs d_h ≤ n ≤ d",
     aot_parameters: narrow(d * (S + 2 * N + 4 * d_h * H)),
     relu_capacity: units > 0 ? units * (d + 2) + 1 : "not one unit fits",
   };
+}
+
+// The price of a label of N classes, between those of the library, a cubic in the logarithm of N.
+function class_price(prices, N) {
+  const next = prices.findIndex(([classes]) => classes >= N);
+  if (prices[next][0] === N) return prices[next][1];
+  const first = Math.min(Math.max(next - 2, 0), prices.length - 4);
+  const near = prices.slice(first, first + 4);
+  const share = (a, b) => Math.log(N / b) / Math.log(a / b);
+  const weight = ([a]) => near.reduce((product, [b]) => (a === b ? product : product * share(a, b)), 1);
+  return near.reduce((sum, point) => sum + weight(point) * point[1], 0);
 }
 
 // The point of that kind with the nearest sizes, by their ratios; none is off by more than two.
@@ -82,6 +100,33 @@ const spoken = (value, roundingMode) =>
     ? written(value)
     : short(value, { compactDisplay: "long", maximumSignificantDigits: 3, roundingMode });
 
+// A formula is no better than three digits.
+const about = (value) =>
+  value < 1e6 ? value.toLocaleString("en", { maximumSignificantDigits: 3 }) : spoken(value);
+
+// How many facts fit, of four kinds.
+function answer({ N, n, d }, { floor, ceiling, edits, weights }, prices, model) {
+  const price = class_price(prices, N);
+  const labels = (rank) => ((N - 1) * rank) / price;
+  const least = 4 * price; // so much rank, or four examples for each word, as measured
+  const same = floor === ceiling;
+  put("numbers", same ? written(floor) : `${spoken(floor, "floor")} to ${spoken(ceiling, "ceil")}`);
+  const evidence = model ? "the floor only compared with ranks" : "both proved";
+  put("known-numbers", n < 2 ? "equal with one token" : evidence);
+  put("signs", spoken(2 * floor, "floor"));
+  put("signs-each", ((2 * floor - 1) / weights).toFixed(2));
+  const free = (N - 1) * edits;
+  put("words", about(labels(edits)));
+  put("words-weights", about(free));
+  put("words-each", ((labels(edits) * Math.log2(N)) / free).toFixed(2));
+  put("words-behind", about(labels(d)));
+  const high = edits < least ? "; both too high" : "; the last is too high";
+  put("words-note", N > 2 && d < least ? `${high} for so many words` : "");
+  put("known-words", N > 2 ? "a formula, not a theorem" : "proved for two words");
+  put("edits", spoken(edits, "floor"));
+  put("half", spoken(Math.floor(edits / 2), "floor"));
+}
+
 // All bars with their counts, up to the first and on to the last, on an axis that is long enough.
 function draw(bars) {
   const largest = Math.max(...bars.flatMap(([, counts]) => counts.filter(Number.isFinite)));
@@ -91,7 +136,7 @@ function draw(bars) {
     const known = counts.filter(Number.isFinite);
     const from = Number.isFinite(counts[0]) ? counts[0] : 1;
     bar.classList.toggle("idle", !known.length);
-    bar.querySelector("output").textContent = counts
+    bar.querySelector("output").textContent = [...new Set(counts)]
       .map(written)
       .join(known.length === counts.length ? " to " : "; ceiling ");
     bar.style.setProperty("--from", place(from));
@@ -104,7 +149,7 @@ function draw(bars) {
 }
 
 // Counts of a plain layer, or those that the library has of a model's layer.
-function show(sizes, points, model) {
+function show(sizes, { points, prices }, model) {
   const plain = counted(sizes);
   const here = { ...plain, ...model };
   for (const row of all("[data-count]")) {
@@ -123,8 +168,10 @@ function show(sizes, points, model) {
   });
   draw([...bars, ...near]);
   put("name", model?.name ?? (sizes.L > 1 ? `Each of your ${sizes.L} layers, alone` : "Your layer"));
-  put("least", spoken(Number(here.own_context_floor) || 0, "floor"));
-  put("most", spoken(here.own_context_ceiling, "ceil"));
+  const ends = [spoken(here.floor, "floor"), spoken(here.ceiling, "ceil")];
+  const linear = `with one token the layer is linear, so d = ${ends[0]} numbers`;
+  put("ends", sizes.n < 2 ? linear : `at least ${ends[0]} numbers, at most ${ends[1]}`);
+  answer(sizes, here, prices, model);
   put("weights", spoken(here.weights));
   put("unit", model ? "parameters" : "weights with one output");
   put("scope", model?.scope ?? "A plain layer, without biases, norms or shared keys: both counts are proved for almost all data.");
@@ -154,12 +201,12 @@ const beyond = (asked, fields) =>
 
 function refuse(words) {
   put("refused", words.join(", "));
-  for (const part of all("#chart, .others, .explored")) part.hidden = words.length > 0;
+  for (const part of all("#answers, #chart, .others, .explored")) part.hidden = words.length > 0;
   document.getElementById("refused").hidden = !words.length;
 }
 
 function start(form) {
-  const { points, models } = JSON.parse(document.getElementById("measured").textContent);
+  const records = JSON.parse(document.getElementById("measured").textContent);
   const fields = [...form.elements].filter(({ name }) => name);
   const buttons = all(".presets button");
   const yours = buttons.at(-1);
@@ -174,7 +221,7 @@ function start(form) {
       range.setAttribute("aria-valuetext", value);
     }
     const sizes = Object.fromEntries(fields.map(({ name, value }) => [name, +value]));
-    if (form.checkValidity()) show(sizes, points, models[chosen?.textContent]);
+    if (form.checkValidity()) show(sizes, records, records.models[chosen?.textContent]);
   };
   const choose = (sizes) => {
     const asked = new URLSearchParams(sizes);

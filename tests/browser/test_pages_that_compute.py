@@ -2,6 +2,10 @@
 
 import itertools
 import json
+import math
+import random
+import re
+import urllib.parse
 
 import pytest
 
@@ -43,6 +47,31 @@ def test_search_finds_known_models_by_name(visit):
     """Search finds the page of known models by their name."""
     page = visit("search.html?q=GPT-2")
     page.wait_for_selector("#search-results li a[href*=your-model]")
+
+
+@pytest.mark.parametrize(
+    ("asked", "first"),
+    {
+        "how many facts fit in my layer": "beyond/explorer.html",
+        "How many facts fit in my layer?": "beyond/explorer.html",
+        "LoRA": "beyond/your-model.html",
+        "bf16": "answer/editing.html",
+        "quantization": "answer/editing.html",
+        "NTK": "idea/most.html",
+        "superposition": "training/classes.html",
+        "memorise": "book/notation.html",
+    }.items(),
+)
+def test_search_finds_first_what_an_engineer_asks_for(visit, asked, first):
+    """The page on it is the first result, and says the word where a reader sees it."""
+    page = visit(f"search.html?q={urllib.parse.quote(asked)}")
+    link = page.locator("#search-results li a").first
+    link.wait_for()
+    assert first in link.get_attribute("href")
+    link.click()
+    page.wait_for_selector("article.bd-article")
+    said = page.locator("article.bd-article").inner_text().lower()
+    assert asked.lower().rstrip("?") in said
 
 
 @pytest.mark.parametrize("name", ["your-data", "your-model", "explorer"])
@@ -189,8 +218,8 @@ def expected(H, d, d_h, n, S, N, L):
         "shared_context_floor": (n >= 2, H, n, d_h, d),
         "scalar_capacity": (3 <= n <= d and d_h >= 2, H, n, d_h, d),
         "shared_context_rank": (True, H, n),
-        "own_context_ceiling": (True, H, d_h, d),
-        "deep_ceiling": (True, [H] * L, d_h, d_h, d),
+        "own_context_ceiling": (n >= 2, H, d_h, d),
+        "deep_ceiling": (n >= 2, [H] * L, d_h, d_h, d),
         "shared_context_ceiling": (n <= d, H, n, d_h, d),
         "affine_rank": (True, H, d),
         "relu_capacity": (units, units, d),
@@ -252,16 +281,16 @@ def test_explorer_has_the_counts_of_the_library(visit):
     for name, sizes in MODELS.items():
         page.get_by_role("button", name=name, exact=True).click()
         found = capacity(**sizes)
-        assert ends(page, "own_context_floor")[0] == [found.floor, found.one_output]
+        assert ends(page, "floor ceiling")[0] == [found.floor, found.one_output]
         assert ends(page, "weights")[0] == [found.parameters]
         assert name in said.inner_text()
     page.fill("#size-d", "4097")  # no slider stops there
     assert "Your layer" in said.inner_text()
-    assert ends(page, "own_context_floor")[0][1] == bounds.own_context_ceiling(28, 128, 4097)
+    assert ends(page, "floor ceiling")[0][1] == bounds.own_context_ceiling(28, 128, 4097)
     for H, d, d_h in ((12, 768, 64), (32, 4096, 128), (128, 8192, 1024), (4, 4, 2)):
         page = visit(f"{EXPLORER}#H={H}&d={d}&d_h={d_h}")
         floor, ceiling = bounds.own_context_floor(H, d_h, d), bounds.own_context_ceiling(H, d_h, d)
-        assert ends(page, "own_context_floor")[0] == [floor, ceiling]
+        assert ends(page, "floor ceiling")[0] == [floor, ceiling]
         assert ends(page, "weights")[0] == [H * (2 * d * d_h + d)]
         assert [page.input_value(f"#size-{name}") for name in ("H", "d", "d_h")] == [
             *map(str, (H, d, d_h))
@@ -270,6 +299,126 @@ def test_explorer_has_the_counts_of_the_library(visit):
     assert "both counts are proved" in page.locator("[data-of=scope]").inner_text()
     said = page.locator("#result").inner_text()
     assert said == ("Your layer: at least 34 numbers, at most 64, in 80 weights with one output.")
+
+
+SCALE = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+ANSWERS = """() => Object.fromEntries(
+  [...document.querySelectorAll("#answers [data-of]")].map((x) => [x.dataset.of, x.textContent]))"""
+
+
+def numbers(words):
+    """What is written: 9,205, 1.03 million or 0.87."""
+    found = re.findall(r"([\d.,]*\d)(?: (thousand|million|billion|trillion)\b)?", words)
+    return [float(x.replace(",", "")) * SCALE.get(scale, 1) for x, scale in found]
+
+
+def facts(H, d, d_h, n, N, weights, floor=None, ceiling=None, edits=None):
+    """What the answers should say of a layer, by the library; given is what a model's layer has."""
+    if n > 1:
+        floor = floor or bounds.own_context_floor(H, d_h, d)
+        ceiling = ceiling or bounds.own_context_ceiling(H, d_h, d)
+        edits = edits or bounds.own_context_rank(H, n, d)
+    else:
+        floor = ceiling = edits = d
+    words = counts.class_capacity(edits, N)
+    return {
+        "numbers": [floor] if floor == ceiling else [floor, ceiling],
+        "signs": [2 * floor],
+        "words": [words],
+        "words-weights": [(N - 1) * edits],
+        "words-behind": [counts.class_capacity(d, N)],
+        "edits": [edits],
+        "half": [edits // 2],
+    }, {
+        "signs-each": [(2 * floor - 1) / weights],
+        "words-each": [words * math.log2(N) / ((N - 1) * edits)],
+    }
+
+
+def assert_facts(page, wanted):
+    """What is rounded to three digits, or to hundredths, agrees as far as it is written."""
+    said = page.evaluate(ANSWERS)
+    rounded, hundredths = wanted
+    for name, value in rounded.items():
+        if max(value) < 1e6 and not name.startswith("words"):
+            assert numbers(said[name]) == value, name
+        assert numbers(said[name]) == pytest.approx(value, rel=1.01e-2), name
+    for name, value in hundredths.items():
+        assert numbers(said[name]) == pytest.approx(value, abs=0.0051), name
+
+
+def drawn_sizes(seed):
+    """Sizes that no page has, each as likely small as large."""
+    draw = random.Random(seed)
+    largest = {"H": 128, "d": 8192, "d_h": 1024, "n": 131_072, "N": 262_144, "L": 128}
+    least = {"d": 2, "N": 2}
+    return {
+        name: max(least.get(name, 1), round(most ** draw.random()))
+        for name, most in largest.items()
+    }
+
+
+@pytest.mark.parametrize("seed", [*range(40)])
+def test_answers_are_those_of_the_library(opened_explorer, seed):
+    """How many facts fit, at sizes drawn at random, one token among them."""
+    sizes = drawn_sizes(seed)
+    if seed % 8 == 0:
+        sizes["n"] = 1
+    page = opened_explorer
+    page.evaluate(SET, sizes)
+    H, d, d_h, n, N = (sizes[name] for name in ("H", "d", "d_h", "n", "N"))
+    assert_facts(page, facts(H, d, d_h, n, N, H * d * (2 * d_h + 1)))
+    price = round(counts.class_price(N), 6)  # two words are counted exactly
+    few = [N > 2 and rank / price < 4 for rank in (d, d if n == 1 else H * d)]
+    note = page.evaluate(ANSWERS)["words-note"].removesuffix(" for so many words")
+    assert note == ["", "; the last is too high", "; both too high"][sum(few)]
+
+
+@pytest.fixture(scope="module")
+def opened_explorer(opened):
+    page = opened(EXPLORER)
+    yield page
+    page.context.close()
+
+
+def test_prices_between_those_of_the_page(opened_explorer):
+    """They are the library's to a millionth, also at the ends."""
+    price = "N => class_price(JSON.parse(measured.textContent).prices, N)"
+    for N in (2, 3, 17, 19, 50, 100, 999, 30_522, 50_257, 152_064, 262_143, 262_144):
+        found = opened_explorer.evaluate(price, N)
+        assert found == pytest.approx(counts.class_price(N), rel=1e-6)
+
+
+def test_known_models_say_at_once_how_many_facts_fit(visit):
+    """GPT-2 is shown first, with the words that it has; so are the others."""
+    page = visit(EXPLORER)
+    said = " ".join(page.locator("#answers").inner_text().split())
+    for words in (
+        "1.03 million to 1.14 million",
+        "at least half of all choices of 2.06 million",
+        "about 32 million",
+        "a formula, not a theorem",
+        "9,205, each exact; at 4,602 other answers",
+    ):
+        assert words in said
+    for name, sizes in MODELS.items():
+        page.get_by_role("button", name=name, exact=True).click()
+        H, d, d_h, n, N = (
+            int(page.input_value(f"#size-{size}")) for size in ("H", "d", "d_h", "n", "N")
+        )
+        c = capacity(**sizes)
+        given = {"floor": c.floor, "ceiling": c.one_output, "edits": c.edits}
+        assert_facts(page, facts(H, d, d_h, n, N, c.parameters, **given))
+
+
+def test_one_token_makes_the_layer_linear(visit):
+    """It stores d numbers, at any width and depth."""
+    page = visit(f"{EXPLORER}#H=12&d=768&d_h=64&n=1&L=3")
+    said = page.locator("#result").inner_text()
+    assert "with one token the layer is linear, so d = 768 numbers" in said
+    assert ends(page, "floor ceiling")[0] == [768]
+    assert ends(page, "floor layers")[0] == [768]
+    assert page.evaluate(ANSWERS)["numbers"] == "768"
 
 
 def test_explorer_works_with_the_keyboard(visit):
@@ -324,7 +473,7 @@ def test_explorer_answers_a_drag_within_a_frame(visit):
 def test_explorer_shows_the_largest_sizes(visit):
     """Numbers are in one piece, and bars end on the axis at the largest sizes."""
     page = visit(f"{EXPLORER}#H=128&d=8192&d_h=1024&n=131072&L=128&S=131072&N=262144")
-    numbers, drawn = ends(page, "own_context_floor deep")
+    numbers, drawn = ends(page, "floor layers")
     layers = bounds.deep_ceiling([128] * 128, 1024, 1024, 8192)
     assert numbers[1] == layers
     assert drawn[1] == pytest.approx(layers, rel=0.15)
@@ -342,9 +491,9 @@ def test_explorer_shows_the_largest_sizes(visit):
 
 def refused(page):
     """What the explorer says that it has no slider for, if that is all it shows."""
-    said, counts = page.locator("#refused"), page.locator("#chart, .others, .explored")
+    said, counts = page.locator("#refused"), page.locator("#answers, #chart, .others, .explored")
     hidden = [not count.is_visible() for count in counts.all()]
-    assert hidden == 4 * [said.is_visible()]
+    assert hidden == 5 * [said.is_visible()]
     return said.locator("output").inner_text() if said.is_visible() else None
 
 
@@ -408,7 +557,7 @@ def test_the_chart_draws_floor_and_ceiling(visit, width):
         start.click()
         assert start.get_attribute("aria-pressed") == "true"
         assert page.locator(".presets [aria-pressed=true]").count() == 1
-        numbers, drawn = ends(page, "own_context_floor")
+        numbers, drawn = ends(page, "floor ceiling")
         assert drawn == pytest.approx(numbers, rel=0.15)  # a pixel or two
         if start.inner_text() not in MODELS:
             sizes = {name: int(page.locator(f"#size-{name}").input_value()) for name in SIZES}
