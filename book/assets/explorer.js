@@ -109,8 +109,8 @@ function answer({ N, n, d }, { floor, ceiling, edits, weights }, prices, model) 
   const price = class_price(prices, N);
   const labels = (rank) => ((N - 1) * rank) / price;
   const least = 4 * price; // so much rank, or four examples for each word, as measured
-  const same = floor === ceiling;
-  put("numbers", same ? written(floor) : `${spoken(floor, "floor")} to ${spoken(ceiling, "ceil")}`);
+  const more = floor === ceiling ? "more" : `more than ${spoken(ceiling, "ceil")}`;
+  put("numbers", `any ${spoken(floor, "floor")}; of ${more} almost no choice`);
   const evidence = model ? "the floor only compared with ranks" : "both proved";
   put("known-numbers", n < 2 ? "equal with one token" : evidence);
   put("signs", spoken(2 * floor, "floor"));

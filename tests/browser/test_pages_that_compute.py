@@ -394,7 +394,7 @@ def test_known_models_say_at_once_how_many_facts_fit(visit):
     page = visit(EXPLORER)
     said = " ".join(page.locator("#answers").inner_text().split())
     for words in (
-        "1.03 million to 1.14 million",
+        "any 1.03 million; of more than 1.14 million almost no choice",
         "at least half of all choices of 2.06 million",
         "about 32 million",
         "a formula, not a theorem",
@@ -418,7 +418,7 @@ def test_one_token_makes_the_layer_linear(visit):
     assert "with one token the layer is linear, so d = 768 numbers" in said
     assert ends(page, "floor ceiling")[0] == [768]
     assert ends(page, "floor layers")[0] == [768]
-    assert page.evaluate(ANSWERS)["numbers"] == "768"
+    assert page.evaluate(ANSWERS)["numbers"] == "any 768; of more almost no choice"
 
 
 def test_explorer_works_with_the_keyboard(visit):
