@@ -340,6 +340,13 @@ def test_downloads_are_the_same_by_each_way(closed):
             assert f'href="{up}downloads/{name}"' in (closed / f"{page}.html").read_text()
 
 
+def test_pages_bring_no_more_than_they_show(closed):
+    """Icons in a font of their own; the index of search for the page that searches."""
+    assert (closed / "_static" / "icons.woff").stat().st_size < 10_000
+    loading = [page.name for page in closed.rglob("*.html") if "searchindex" in page.read_text()]
+    assert loading == ["search.html"]
+
+
 @pytest.fixture
 def first_cell(monkeypatch, tmp_path):
     """Runs it in an empty folder: its error as text, and what it has asked pip for."""
