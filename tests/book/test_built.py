@@ -40,6 +40,7 @@ SAMPLE = r"""
 {ref}`ch-checking`, {ref}`ch-attention`, {prf:ref}`thm-sample`, {eq}`eq-sample`, {numref}`tab-sample`,
 {take}`a file <wheel>` and [a page](https://example.org/a_b). Neither an asterisk \* nor a price of
 \$5 is markup, `a|b` is code.
+{index}`!An entry` is a word.
 
 $$
 a &= |b| \\
@@ -135,7 +136,7 @@ PLAIN = [
     "Mahdavi *et al.* (2024) and others (Dana *et al.*, 2025) memorize 41 labels",
     "see\nChecked, in CI and by you, A sample with x\\_1, Theorem 1, (1), Table 1,\na file and ",
     "[a page](https://example.org/a_b). Neither an asterisk \\* nor a price of\n\\$5 is",
-    "markup, `a|b` is code.",
+    "markup, `a|b` is code.\nAn entry is a word.",
     "$$\n\\begin{split}\na &= |b| \\\\\nc &= d\n\\end{split} \\tag{1}\n$$",
     "\\begin{align}\na &= b\n\\end{align}",
     "$$\ne = f \\tag{3}\n$$",
