@@ -135,6 +135,17 @@ def test_other_distributions_change_the_data_of_one_size(published, cell, epochs
     assert {type(run) for name in COUNTS for run in experiments.runs(name, "paper", 1)} == {Run}
 
 
+def test_more_layers_change_their_number_and_the_rate():
+    published = {"aot": "dana-depth1", "mlp": "dana-depth5"}
+    for run in of("dana-deeper"):
+        three = dataclasses.replace(run, experiment=published[run.model], layers=3)
+        assert three in of(published[run.model])
+    quarter = {"experiment": "dana-deeper-rates", "seed": 0, "steps": 2048}
+    for run in of("dana-deeper-tuned"):
+        if run.H != 14 and run.width != 168:  # the wider three layers
+            assert dataclasses.replace(run, **quarter) in of("dana-deeper-rates")
+
+
 def test_the_learning_rates_are_those_of_the_sheet():
     for name in (n for n in COUNTS if n.startswith("dana")):
         deep, mlp = "depth" in name, name in ("dana-exp5-mlp", "dana-dim5")
