@@ -18,7 +18,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -335,7 +335,8 @@ def _parse(line: str, config_type: type[Configuration]) -> Row:
         except (ValueError, KeyError):
             raise ValueError(f"{name} = {text!r} cannot be read") from None
     result_type = RESULTS[config_type]
-    result = result_type(**{name: values.pop(name) for name in result_type.__annotations__})
+    names = [field.name for field in fields(result_type)]
+    result = result_type(**{name: values.pop(name) for name in names})
     config = config_type(**values)
     if config.key != key:
         raise ValueError("its key is not the hash of its configuration")
