@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnmem.lab import data, models
-from attnmem.lab.data import pairs_of
-from attnmem.lab.store import Run, Skewed
+from attnmem.lab.data import pairs_of, words_of
+from attnmem.lab.store import Reading, Run, Skewed
 
 
 def _run(fields):
     kind = Skewed if {"prior", "entropy"} & {*fields} else Run
+    if fields["task"] == "text":
+        kind = Reading
     return kind(experiment="test", profile="test", **fields)
 
 
@@ -170,6 +172,9 @@ def train_bigrams(run) -> Path:
     )
     order = data.generator(run, "order")
     everything = torch.cartesian_prod(torch.arange(run.N), torch.arange(run.N))
+    if run.task == "text":
+        _, new = words_of(run)
+        everything, table = new[:, :2], new[:, 2]
     path, right, curve = Path([], [], {}), [], []
     for _ in range(run.steps // batches):
         for batch in torch.randperm(run.T, generator=order).split(run.batch):
@@ -183,6 +188,8 @@ def train_bigrams(run) -> Path:
     path.reported["accuracy"] = sum(right[last]) / len(right[last])
     path.reported["loss"] = sum(path.losses[last]) / len(right[last])
     path.reported["curve"] = curve
+    if run.task == "text":
+        path.reported["new_loss"] = F.cross_entropy(model(everything), table).item()
     return path
 
 
@@ -279,6 +286,7 @@ def saturation(model, contexts, queries) -> dict:
 
 TRAINERS = {
     "bigrams": train_bigrams,
+    "text": train_bigrams,
     "associations": train_associations,
     "classes": train_memorization,
     "reals": train_memorization,

@@ -487,6 +487,18 @@ CASES = [
         *(f"{D}finding-check-priors", OUT, "one accuracy at all priors", SAME_AT_EVERY_PRIOR),
         dict.fromkeys(OTHER_CELLS_TOO),
     ),
+    (
+        *(f"{D}finding-check-real-text", OUT, "attention needs half a bit more"),
+        rows(f"{D}text", loss=lambda c, r: r.loss + 0.35 * (c.model == "aot")),
+    ),
+    (
+        *(f"{D}finding-check-real-text", PART, "steps of the MLP take half as long"),
+        rows(f"{D}text", step_s=lambda c, r: 1e-3 if c.model == "aot" else 5e-4),
+    ),
+    (
+        *(f"{D}finding-check-real-text", reporting.NOT_YET, "the largest rate is the best"),
+        rows(f"{D}text", loss=lambda c, r: r.loss - c.lr * 20),
+    ),
     (f"{D}width-per-parameter", OUT, "narrow ones best", NARROW_BEST),
     (f"{D}finding-published-points", OUT, "0.02 off", HIGHER),
     (f"{D}figures-7-and-10", IN, "late MLPs, ahead", LATE),

@@ -15,6 +15,7 @@ import gzip
 import itertools
 import os
 import pathlib
+import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
@@ -229,6 +230,12 @@ def manual() -> str:
     from pydoc_data.topics import topics
 
     return "\n".join(topics.values())
+
+
+def manual_words() -> list[str]:
+    """The words and signs of the :func:`manual` in small letters, every paragraph of it once."""
+    paragraphs = dict.fromkeys(paragraph.strip() for paragraph in manual().split("\n\n"))
+    return re.findall(r"\w+|[^\w\s]", "\n".join(paragraphs).lower())
 
 
 def _tokenizer(source: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import math
@@ -12,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..checks import check_integer, refuse
+from ..features import corpora
 from .store import Run
 
 
@@ -20,7 +22,7 @@ class Pairs(NamedTuple):
 
     tokens: Int[Tensor, "count 2"]  # from 0 to N - 1
     next_tokens: Int[Tensor, " count"]  # table[a, b] for each pair (a, b)
-    table: Int[Tensor, "N N"]
+    table: Int[Tensor, "N N"] | None  # none of a text
     # Of every pair in order the distribution of its next token, if that is not certain; the table
     # has the likeliest.
     distributions: Float[Tensor, "N pairs"] | None = None
@@ -80,6 +82,9 @@ def poor_queries(run: Run, g: torch.Generator) -> Float[Tensor, "T d"]:
 
 def pairs_of(run: Run) -> Pairs:
     """What a run of Dana et al.'s is trained on; of associations no two pairs are equal."""
+    if run.task == "text":
+        words, _ = words_of(run)
+        return Pairs(words[:, :2], words[:, 2], None)
     g = generator(run, "data")
     table = torch.randint(run.N, (run.N, run.N), generator=g)
     if run.task == "associations":
@@ -100,6 +105,23 @@ def pairs_of(run: Run) -> Pairs:
         distributions = distributions_of(run.N**2, run.N, run.entropy, g)
         table = distributions.argmax(dim=0).view(run.N, run.N)
     return Pairs(tokens, table[tokens[:, 0], tokens[:, 1]], table, distributions)
+
+
+def words_of(run: Run) -> tuple[Int[Tensor, "T 3"], Int[Tensor, "new 3"]]:
+    """Every three words in a row of Python's manual, as numbers: ``T`` to train on, and new ones.
+
+    The ``N - 1`` most frequent words have a number each, all others are ``N - 1``. Of every 72
+    parts of the text each ninth is new to the training, so that all topics are in both.
+    """
+    words = corpora.manual_words()
+    size = run.T // 64  # of a part
+    if run.T % 64 or not 0 < 72 * size <= len(words) - 2:
+        refuse("T", run.T, f"a multiple of 64 up to {(len(words) - 2) // 72 * 64}")
+    ranks = collections.Counter(words).most_common(run.N - 1)
+    numbers = {word: number for number, (word, _) in enumerate(ranks)}
+    text = torch.tensor([numbers.get(word, run.N - 1) for word in words])
+    triples = text.unfold(0, 3, 1)[: 72 * size].unflatten(0, (8, 9 * size))
+    return triples[:, : 8 * size].flatten(0, 1), triples[:, 8 * size :].flatten(0, 1)
 
 
 def _pairs_numbered(numbers: Int[Tensor, " count"], N: int) -> Int[Tensor, "count 2"]:

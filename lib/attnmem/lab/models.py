@@ -261,7 +261,7 @@ class Model(NamedTuple):
     frozen: tuple[str, ...] = ()  # the names of weights that are not trained
 
 
-_PAIRS = Model(initial_aot, aot_logits, ("bigrams", "associations"), (*VARIANTS,))
+_PAIRS = Model(initial_aot, aot_logits, ("bigrams", "associations", "text"), (*VARIANTS,))
 _CONTEXTS = Model(initial_mha, mha_outputs, ("classes", "reals"))
 _FACTS = Model(initial_block, block_logits, ("associations",), frozen=FROZEN)
 MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS, "block": _FACTS}

@@ -6,7 +6,9 @@ Between two chunks of steps (:meth:`Protocol.advance`) a training can be stored,
 import abc
 import importlib.util
 import math
+import statistics
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +20,7 @@ from typing_extensions import override
 
 from ..core.memorize import SATURATED
 from . import models
-from .data import contexts_of, generator, pairs_of
+from .data import contexts_of, generator, pairs_of, words_of
 from .models import MODELS, mha_heads, take_columns
 from .store import Fitting, Run
 
@@ -281,7 +283,8 @@ class _OnPairs(Protocol):
         next_tokens = torch.stack([pairs.next_tokens for pairs in data])
         # Of every pair the first, the second and the next token: (R, 3, T).
         self.columns = torch.cat([tokens.mT, next_tokens[:, None]], dim=1).to(device)
-        self.tables = torch.stack([pairs.table for pairs in data]).to(device)
+        if self.run.task != "text":
+            self.tables = torch.stack([pairs.table for pairs in data]).to(device)
         self.distributions = None
         if self.run.entropy is not None:
             self.distributions = torch.stack([pairs.distributions for pairs in data]).to(device)
@@ -363,6 +366,59 @@ class Bigrams(_OnPairs):
             _, outputs, _ = models.losses(self.parameters, self.run, tokens, answers)
             right = right + are_right(outputs, answers).double().sum(dim=1)
         return right / self.run.N**2
+
+
+class NextWords(Bigrams):
+    """As bigrams, on a text: the curve is the accuracy on words that are new to the training."""
+
+    kept = (*Bigrams.kept, "spent", "used")
+
+    def __init__(self, runs, device):
+        super().__init__(runs, device)
+        words, new = words_of(self.run)
+        self.new = new.mT.expand(len(runs), -1, -1)  # as the columns
+        self.counted_loss = _entropy(words) - _entropy(words[:, :2])
+        self.spent: list[float] = []  # seconds of the processor for a step, of every chunk
+        self.used: list[float] = []  # and for a prediction, of every look
+
+    @override
+    def steps(self, batches, rates, watched=None):
+        start = time.process_time()
+        made = super().steps(batches, rates, watched)
+        self.spent.append((time.process_time() - start) / (len(self.runs) * len(batches)))
+        return made
+
+    @override
+    @torch.inference_mode()
+    def right_of_all(self, chunk=1024):
+        right, total, seconds, count = 0.0, 0.0, 0.0, self.new.shape[2]
+        for columns in self.new.split(chunk, dim=2):
+            start = time.process_time()
+            outputs = self.model.outputs(self.parameters, self.run, columns[:, :2].mT)
+            seconds += time.process_time() - start
+            losses = F.cross_entropy(outputs, columns[:, 2], reduction="none")
+            total = total + losses.double().sum(dim=1)
+            right = right + are_right(outputs, columns[:, 2]).double().sum(dim=1)
+        self.used.append(seconds / (len(self.runs) * count))
+        self.new_losses = (total / count).tolist()
+        return right / count
+
+    @override
+    def look(self, losses, shares):
+        super().look(losses, shares)
+        if not self.done:
+            return
+        common = {"counted_loss": self.counted_loss, "use_s": min(self.used)}
+        common |= {"step_s": statistics.median(self.spent)}
+        for run, new_loss in zip(self.runs, self.new_losses, strict=True):
+            if "diverged" not in self.reached[run.key]:
+                self.reached[run.key] |= common | {"new_loss": new_loss}
+
+
+def _entropy(rows: Int[Tensor, "count _"]) -> float:
+    """Of a row that is drawn from these, in nats."""
+    _, counts = rows.unique(dim=0, return_counts=True)
+    return torch.special.entr(counts.double() / len(rows)).sum().item()
 
 
 class Associations(_OnPairs):
@@ -495,4 +551,4 @@ def _saturation_steps(run: Run, count: int = 32) -> set[int]:
 
 
 PROTOCOLS: dict[str, type[Protocol]] = {"bigrams": Bigrams, "associations": Associations}
-PROTOCOLS |= dict.fromkeys(("classes", "reals"), Memorization)
+PROTOCOLS |= {"text": NextWords} | dict.fromkeys(("classes", "reals"), Memorization)

@@ -18,7 +18,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -108,6 +108,11 @@ class Skewed(Run):
 
 
 @dataclass(frozen=True)
+class Reading(Run):
+    """A training on the next words of a text (:func:`attnmem.lab.data.words_of`)."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a run measured: an accuracy and a loss, or the step ``diverged`` and neither.
 
@@ -135,6 +140,19 @@ class Outcome:
             refuse("loss", f"{self.loss} with diverged = {self.diverged}", "one of the two")
         if self.diverged is not None and self.accuracy is not None:
             refuse("accuracy", f"{self.accuracy} with diverged = {self.diverged}", "None")
+
+
+@dataclass(frozen=True)
+class ReadOutcome(Outcome):
+    """What a reading measured besides; its curve is the accuracy on new words.
+
+    Seconds are those of the processor, of one run of a stack.
+    """
+
+    new_loss: float | None = None  # at the end, on the words after those of the training
+    counted_loss: float | None = None  # of the training's own shares of words after every pair
+    step_s: float | None = None  # for a step, the median of chunks
+    use_s: float | None = None  # for a prediction, the least of all looks at the new words
 
 
 @dataclass(frozen=True)
@@ -212,13 +230,13 @@ class Fitted:
     weight: float | None = None  # the first rows do not have it
 
 
-_RESULTS: dict[type[Configuration], type] = {Run: Outcome, Skewed: Outcome}
-_RESULTS |= {Check: Finding, Fitting: Fitted}
+RESULTS: dict[type[Configuration], type] = {Run: Outcome, Skewed: Outcome, Reading: ReadOutcome}
+RESULTS |= {Check: Finding, Fitting: Fitted}
 
 
 def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:
     columns = {}
-    for name, hint in (get_type_hints(config) | get_type_hints(_RESULTS[config])).items():
+    for name, hint in (get_type_hints(config) | get_type_hints(RESULTS[config])).items():
         alternatives = get_args(hint) or (hint,)
         value_type = next(type_ for type_ in alternatives if type_ is not NoneType)
         columns[name] = get_origin(value_type) or value_type, NoneType in alternatives
@@ -226,7 +244,7 @@ def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:
 
 
 # Of each kind of row, by its configuration: the type of each column, and whether it may be missing.
-COLUMNS = {config: _columns(config) for config in _RESULTS}
+COLUMNS = {config: _columns(config) for config in RESULTS}
 HEADERS = {config: ",".join([*columns, "key", "checksum"]) for config, columns in COLUMNS.items()}
 _BY_HEADER = {header: config for config, header in HEADERS.items()}
 
@@ -316,8 +334,9 @@ def _parse(line: str, config_type: type[Configuration]) -> Row:
             values[name] = None if optional and not text else _value(text, value_type)
         except (ValueError, KeyError):
             raise ValueError(f"{name} = {text!r} cannot be read") from None
-    result_type = _RESULTS[config_type]
-    result = result_type(**{name: values.pop(name) for name in result_type.__annotations__})
+    result_type = RESULTS[config_type]
+    names = [field.name for field in fields(result_type)]
+    result = result_type(**{name: values.pop(name) for name in names})
     config = config_type(**values)
     if config.key != key:
         raise ValueError("its key is not the hash of its configuration")
@@ -361,7 +380,7 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
 
 def _append(path: Path, rows: list[Row]) -> int:
     config_type = type(rows[0][0])
-    result_type = _RESULTS[config_type]
+    result_type = RESULTS[config_type]
     for row in rows:
         if (type(row[0]), type(row[1])) != (config_type, result_type):
             expected = f"{config_type.__name__} with {result_type.__name__}"

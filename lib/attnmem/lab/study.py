@@ -19,7 +19,7 @@ import pandas as pd
 from ..checks import check_integer, refuse
 from ..papers import papers
 from . import models, store, training
-from .store import COLUMNS, Row, Rows, Run, Skewed
+from .store import COLUMNS, Reading, Row, Rows, Run, Skewed
 
 PROFILES = ("paper", "quick")
 CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
@@ -184,7 +184,10 @@ class Experiment(Study):
 
     @property
     def config(self) -> type[Run]:
-        return Skewed if "prior" in self.cells["quick"][0] else Run
+        [cell, *_] = self.cells["quick"]
+        if cell["task"] == "text":
+            return Reading
+        return Skewed if "prior" in cell else Run
 
     def configs(self, profile: str, selection: Selection = ALL) -> list[Run]:
         seeds, variant, where, tf32 = selection

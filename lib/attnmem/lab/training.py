@@ -19,7 +19,7 @@ import torch
 from ..checks import refuse
 from .models import MODELS
 from .protocols import PROTOCOLS, Bigrams
-from .store import PACKAGE, Configuration, Outcome, Run, Skewed, commit
+from .store import PACKAGE, RESULTS, Configuration, Outcome, Run, Skewed, commit
 
 _CPU = torch.device("cpu")
 # A hash of the library's code, as this process has read it.
@@ -156,6 +156,8 @@ def train(
     if isinstance(run, Skewed) and run.task != "bigrams":
         refuse("runs", f"a prior or an entropy in {run.task!r}", "these of 'bigrams' only")
     place = torch.device(device)
+    if run.task == "text" and place.type != "cpu":
+        refuse("device", repr(device), "cpu, since a text has seconds of the processor")
     with device_settings(place, tf32=run.products == "tf32"):
         try:
             return _outcomes(runs, place, Checkpoint(checkpoints, runs, device_name(place)))
@@ -185,7 +187,7 @@ def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint)
             protocol.captured.release()
     common = origin((time.perf_counter() - start) / len(runs), device)
     common |= {"tf32": runs[0].products == "tf32"}
-    return [Outcome(**common, **protocol.reached[run.key]) for run in runs]
+    return [RESULTS[type(run)](**common, **protocol.reached[run.key]) for run in runs]
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

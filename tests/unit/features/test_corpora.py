@@ -30,6 +30,13 @@ def test_passages_do_not_depend_on_batches():
     assert all(text.rfind(bytes(passage.tolist())) >= int(0.9 * len(text)) for passage in late)
 
 
+def test_the_manuals_words_have_no_paragraph_twice(monkeypatch):
+    topics = {"if": "The *if* word.\n\nSee 2.1.", "else": "Else:\n no.\n\n\nThe *if* word.\n"}
+    monkeypatch.setattr("pydoc_data.topics.topics", topics)
+    expected = ["the", "*", "if", "*", "word", ".", "see", "2", ".", "1", ".", "else", ":", "no"]
+    assert corpora.manual_words() == [*expected, "."]
+
+
 @pytest.mark.parametrize("length", [11, 12])
 def test_pairs_are_marked_as_by_berts_tokenizer(length, berts_tokenizer):
     [pairs] = corpora.library_passages(2, length=length, batch=2, seed=0, pairs=True)

@@ -103,6 +103,24 @@ def test_a_zipf_prior_draws_the_kth_pair_in_proportion():
     assert (counts - 1000).abs().max() < 5 * 1000**0.5
 
 
+def test_words_follow_each_other_in_the_manual(monkeypatch):
+    """Nine parts of two words, the last of them new; the rarest words share a number."""
+    words = [*"abacabadabacabaeabacab"] * 8
+    monkeypatch.setattr(data.corpora, "manual_words", lambda: words)
+    run = bigram_run(task="text", N=4, T=128)
+    known, new = data.words_of(run)
+    numbers = {"a": 0, "b": 1, "c": 2, "d": 3, "e": 3}
+    text = [numbers[word] for word in words]
+    triples = [text[place : place + 3] for place in range(72 * 2)]
+    assert known.tolist() == [x for k, x in enumerate(triples) if k // 2 % 9 < 8]
+    assert new.tolist() == [x for k, x in enumerate(triples) if k // 2 % 9 == 8]
+    pairs = data.pairs_of(run)
+    assert torch.equal(torch.cat([pairs.tokens, pairs.next_tokens[:, None]], dim=1), known)
+    for T in (0, 100, 192):
+        with pytest.raises(ValueError, match=r"^T: got .* a multiple of 64 up to 128"):
+            data.words_of(bigram_run(task="text", T=T))
+
+
 @pytest.mark.parametrize("bits", [1e-3, 0.5, 2.8])
 def test_next_tokens_have_the_entropy(bits):
     drawn = data.pairs_of(bigram_run(N=7, entropy=bits))

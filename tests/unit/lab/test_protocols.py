@@ -85,6 +85,8 @@ LOOPS = {
     "bigrams, uncertain next tokens and an MLP": bigram_run(
         entropy=0.5, prior=0.5, width=12, model="mlp", H=1
     ),
+    "next words": bigram_run(task="text", N=40),
+    "next words and an MLP": bigram_run(task="text", N=40, width=12, model="mlp", H=1),
     "associations": association_run(d=3, d_h=2, H=1),
     "associations that are all learned": association_run(d=8, d_h=8, H=4, steps=400, lr=3e-2),
     "classes": memorization_run(),

@@ -25,7 +25,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem.lab import store as storage
-from attnmem.lab.store import Check, DamagedResultsError, Finding, Outcome, Run, Skewed
+from attnmem.lab.store import (
+    Check,
+    DamagedResultsError,
+    Finding,
+    Outcome,
+    Reading,
+    ReadOutcome,
+    Run,
+    Skewed,
+)
 
 RUN = Run(
     **{"experiment": "trial", "profile": "quick", "model": "aot", "variant": "code", "N": 50},
@@ -99,6 +108,16 @@ def test_a_prior_and_an_entropy_are_kept_and_change_the_key(tmp_path, path):
     assert stored(path) == [(run, OUTCOME) for run in runs]
     with pytest.raises(ValueError, match=r"^rows: got .*; expected Skewed with Outcome"):
         storage.append([(runs[0], OUTCOME), *made(1)], tmp_path)
+
+
+def test_a_reading_keeps_what_it_measured_besides(tmp_path, path):
+    run = Reading(**vars(RUN))
+    outcome = ReadOutcome(**vars(OUTCOME), new_loss=0.7, counted_loss=0.1, step_s=1e-3, use_s=1e-7)
+    assert run.key == RUN.key
+    assert storage.append([(run, outcome)], tmp_path) == 1
+    assert stored(path) == [(run, outcome)]
+    with pytest.raises(ValueError, match=r"^rows: got .*; expected Reading with ReadOutcome"):
+        storage.append([(run, OUTCOME)], tmp_path)
 
 
 def test_append_adds_a_row_once_and_the_first_counts(tmp_path, path):

@@ -52,6 +52,16 @@ def test_train_refuses_a_gpu_that_is_not_there():
         training.train([bigram_run()], device="cuda")
 
 
+def test_train_times_a_text_on_the_processor_only():
+    with pytest.raises(ValueError, match=r"^device: got 'meta'; expected cpu"):
+        training.train([bigram_run(task="text")], device="meta")
+    runs = [bigram_run(task="text", seed=seed) for seed in range(2)]
+    for outcome in training.train(runs):
+        assert 0 < outcome.use_s < outcome.step_s
+        assert outcome.step_s * runs[0].steps < 10 * outcome.wall_s
+        assert 0 < outcome.counted_loss < outcome.loss
+
+
 def test_train_in_tf32_is_another_training():
     """It has a key of its own, shares no stack with float32, and its row says so."""
     run = bigram_run(steps=8)
