@@ -19,11 +19,12 @@ def store(tmp_path, monkeypatch):
 def instant(monkeypatch):
     """Training that takes no time and returns what depends on the run only."""
     from attnmem.lab import training
-    from attnmem.lab.store import Outcome
+    from attnmem.lab.store import RESULTS
 
     def train(runs, *, device, checkpoints):
         time.sleep(0.002)
-        return [Outcome(run.seed / 10, float(run.H), 0.0, device, "2", "abc") for run in runs]
+        of_run = [(run, RESULTS[type(run)]) for run in runs]
+        return [kind(run.seed / 10, float(run.H), 0.0, device, "2", "abc") for run, kind in of_run]
 
     monkeypatch.setattr(training, "train", train)
 

@@ -27,7 +27,7 @@ def test_counts_of_the_books_layer_and_of_several():
     assert f"{counted.deep:,} matter for one output of 3 such layers" in str(counted)
     assert "with skip connections and a read-out, unlike above" in str(counted)
     assert capacity(4, 8, 2).deep is None
-    signs = f"{2 * found.floor:,} signs (two classes): at least half of all choices of so many"
+    signs = f"{2 * found.floor:,} signs (two classes): half of all choices fit, or more"
     assert signs in str(found)
     assert "signs" not in str(capacity(4, 8, 2, adapter=1)), "no floor is known"
     assert capacity(10**9, 8, 8).floor <= capacity(10**9, 8, 8).one_output, "at once"
