@@ -583,7 +583,7 @@ def test_a_choice_of_labels_has_an_arc_and_its_bits(drawn):
             assert page.locator("#arcs-y").get_attribute("aria-valuetext") == asked
             assert asked == "".join("+−"[y >> t & 1] for t in range(T))
             *_, said, enough, hold = page.locator("svg text.say").all_text_contents()
-            assert said == f"{asked} is met {'on the lit arc' if asked in met else 'nowhere'}"
+            assert said == f"{asked} fits {'on the lit arc' if asked in met else 'nowhere'}"
             assert bool(enough) == (asked in met)
             assert (enough.endswith("enough") and " not " not in enough) == (asked in held)
             assert hold == f"{len(held)} of {len(met)} arcs hold a dot"
