@@ -71,9 +71,11 @@ def random_aot(
     """Draw ``e', pos', W'_Q, W'_K, W'_V``, Gaussian, for logits of deviation about ``spread``."""
     generator = torch.Generator().manual_seed(seed)
     scale = map_scale(spread, dim, head_dim)
-    tables = [gaussian(generator, rows, dim) / 2**0.5 for rows in (vocab, length)]
-    maps = (c * gaussian(generator, heads, head_dim, dim) for c in (scale, scale, dim**-0.5))
-    return (*tables, *maps)
+    embedding, positions = (gaussian(generator, rows, dim) / 2**0.5 for rows in (vocab, length))
+    W_Q, W_K, W_V = (
+        c * gaussian(generator, heads, head_dim, dim) for c in (scale, scale, dim**-0.5)
+    )
+    return embedding, positions, W_Q, W_K, W_V
 
 
 def offered(weights: AoTWeights, sequences: Sequences) -> _Offers:
@@ -104,9 +106,9 @@ def moved(drawn: _Drawn, M: Float[Tensor, "d d"]) -> _Drawn:
 
     They are not finite if ``M`` is singular.
     """
-    embedding, positions, *maps = drawn
+    embedding, positions, W_Q, W_K, W_V = drawn
     inverse = torch.linalg.inv_ex(M).inverse
-    return (embedding @ M.T, positions @ M.T, *(W @ inverse for W in maps))
+    return embedding @ M.T, positions @ M.T, W_Q @ inverse, W_K @ inverse, W_V @ inverse
 
 
 def fitted(
@@ -136,13 +138,13 @@ def fitted(
     return weights
 
 
-def _fitted(drawn, W_U, sequences, targets) -> AoTWeights:
+def _fitted(drawn: _Drawn, W_U: Tensor, sequences: Tensor, targets: Tensor) -> AoTWeights:
     """The same, however large the error is."""
     M, W_O = solved(_offered_by(drawn, W_U, sequences), targets, heads=len(drawn[-1]))
     return AoTWeights(*moved(drawn, M), W_O, W_U)
 
 
-def _offered_by(drawn, W_U, sequences) -> Tensor:
+def _offered_by(drawn: _Drawn, W_U: Tensor, sequences: Tensor) -> Tensor:
     silent = torch.zeros_like(drawn[-1].mT)
     return offered(AoTWeights(*drawn, silent, W_U), sequences)
 
@@ -228,6 +230,8 @@ def memorize_aot(
     exact_margin = float(1 - products[next_tokens].max())
     generator = torch.Generator().manual_seed(seed)
     best, best_margin = None, 0.0
+    sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
+    drawn = random_aot(*sizes, _SHARP[0], seed)
     for number in range(_MOST):
         if number >= _FIRST and best is not None:
             break
@@ -236,10 +240,10 @@ def memorize_aot(
         jitter = 0.0 if number == 0 else exact_margin / 4
         direction = gaussian(generator, len(sequences), dim)
         targets = W_U[next_tokens] + jitter * direction / direction.norm(dim=1).max()
-        spreads = _SHARP if number < _FIRST else _SOFTER
-        spread = spreads[number % len(spreads)]
-        sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
-        drawn = random_aot(*sizes, spread, seed + _SEED_STEP * number)
+        if number > 0:
+            spreads = _SHARP if number < _FIRST else _SOFTER
+            spread = spreads[number % len(spreads)]
+            drawn = random_aot(*sizes, spread, seed + _SEED_STEP * number)
         weights = _fitted(drawn, W_U, sequences, targets)
         margin = float(margins(aot(weights, sequences), next_tokens).min())
         if margin > best_margin:  # which NaN is not, of a singular M
