@@ -30,10 +30,7 @@ def contents() -> list[tuple[str, list[str]]]:
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
     parts = [("", [toc["root"]])]
     for part in toc["parts"]:
-        entries = []
-        for entry in part["chapters"]:
-            entries += [entry, *entry.get("sections", [])]
-        parts.append((part["caption"], [entry["file"] for entry in entries]))
+        parts.append((part["caption"], [page["file"] for page in part["chapters"]]))
     return parts
 
 

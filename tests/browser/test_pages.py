@@ -86,7 +86,11 @@ def test_a_page_is_accessible(wide, theme):
     wide.add_style_tag(content="* { transition: none !important }")  # colours would still fade
     wide.emulate_media(color_scheme=theme)
     wide.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-    assert Axe().run(wide, options=MORE).response["violations"] == []
+    found = Axe().run(wide, options=MORE).response["violations"]
+    nodes = [(fault["id"], node["target"][0]) for fault in found for node in fault["nodes"]]
+    heads = [where for name, where in nodes if name == "empty-table-header"]
+    formulas = [where for where in heads if wide.locator(where).locator("mjx-math").count()]
+    assert [node for node in nodes if node[1] not in formulas] == []  # axe reads no formula
 
 
 # Of the visible parts of an article: what its box hides, what leaves the article where nothing
@@ -205,8 +209,8 @@ NUMBER = "figcaption .caption-number, caption .caption-number"
 
 
 def test_pictures_and_tables_have_numbered_captions(wide):
-    """Every picture and every table has a numbered caption."""
-    shown = wide.locator("article :is(img, table):not(.explored *)")
+    """Every picture and every table has a numbered caption, but for what the explorer answers."""
+    shown = wide.locator("article :is(img, table):not(.explored *, #answers)")
     captioned = shown.filter(has=wide.locator(NUMBER)).count()
     framed = wide.locator("article figure", has=wide.locator(NUMBER)).locator("img, table").count()
     # A record shows its picture above its table, whose title is that of both.
