@@ -1,9 +1,8 @@
 """attnmem: how much can attention memorize?
 
 This is the library behind the book of the same question. ``core`` is the idea, to read in an
-evening, and ``import attnmem`` gives its names. Beside them stand two constructions of ``theory``,
-which are ``memorize_aot`` and ``memorize_by_difference``. All other rooms hang on the core. A room
-imports only from rooms above its own line:
+evening, and ``import attnmem`` gives its names, and ``memorize_by_difference`` from ``theory``
+beside them. All other rooms hang on the core. A room imports only from rooms above its own line:
 
 ============  ===================================================================================
 ``checks``    refusals: errors that name the argument, its value and what was expected
@@ -33,7 +32,7 @@ __all__ = [*_CORE, *_LATER]
 
 
 def __getattr__(name: str) -> object:
-    """A construction of the theory, by its name alone."""
+    """What ``_LATER`` has, from its module."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)

@@ -1,6 +1,6 @@
 """Token sequences beyond the core: tasks that no weights can do, and heads that cancel.
 
-The construction of Dana et al. is :mod:`attnmem.core.sequences`, whose names stand here, too.
+The construction of Dana et al. is :mod:`attnmem.core.sequences`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,7 @@ from torch.nn.functional import pad
 from ..checks import Range, Seed, checked, construction, refuse
 from ..core.layers import AoTWeights, aot
 from ..core.random import gaussian
-from ..core.sequences import (  # noqa: F401
-    circle,
-    fitted,
-    margins,
-    memorize_aot,
-    offered,
-    random_aot,
-    spread_tokens,
-)
+from ..core.sequences import margins
 from ..examples import Sequences, check_associations
 from .cancelling import closest, draw_base, linearized, near
 from .impossible import impossible_subset

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..checks import Range, Seed, check_tokens, checked, on_cpu, refuse
 from ..core.random import gaussian, map_scale
-from .associations import margins
+from ..core.sequences import margins
 from .counts import class_price
 
 _MEMORY_RATE = 0.3  # of Adam on the memory, at the start
