@@ -136,7 +136,7 @@ def held_back() -> pd.Series:
 # --- predictions ----------------------------------------------------------------------------------
 
 _HEADS, _TOKENS, _OWN = CLASSES[3], CLASSES[4], REALS[2:]
-_LARGEST = {CLASSES[0]: 40_000, _HEADS: 50_000}  # T that is read, otherwise 30,000
+_LARGEST, _OTHERS = {CLASSES[0]: 40_000, _HEADS: 50_000}, 30_000  # T that is read
 PREDICTED = {_HEADS: (70_000, 90_000, 110_000, 130_000), _TOKENS: (40_000, 50_000, 60_000)}
 PREDICTED |= dict.fromkeys(_OWN, (50_000, 70_000, 90_000))
 
@@ -151,7 +151,7 @@ def predicted() -> dict[str, dict[str, list[float]]]:
     token leaves ``1 - d / T``. Only the seeds 0 to 2 of what was stored then are read.
     """
     rows = trainings([*CLASSES[:2], _HEADS, _TOKENS, *_OWN])
-    largest = rows.experiment.map(_LARGEST).fillna(30_000)
+    largest = rows.experiment.map(_LARGEST).fillna(_OTHERS)
     then = (rows["T"] <= largest) & ((rows["T"] < 50_000) | (rows.seed == 0))
     rows = rows[(rows.seed < FITTED) & then]
     of = dict(list(rows.groupby("experiment")))
@@ -189,8 +189,9 @@ def predicted() -> dict[str, dict[str, list[float]]]:
 def predictions() -> pd.DataFrame:
     """The stored predictions, and what was trained since: a row for each point of their curves.
 
-    Columns: the ``figure``, ``T``, ``H``, ``n``; the accuracies by ``curve`` and by ``bits``, or
-    the share ``left``; the mean of the ``trained``, NaN if there is no row, and how many ``seeds``.
+    Columns: the ``figure``, ``T``, ``H``, ``n``; the accuracies by ``curve`` and by ``bits``, and
+    ``as many``, as if the number of right labels stayed as at the largest ``T`` of the laws, or the
+    share ``left``; the mean of the ``trained``, NaN if there is no row, and how many ``seeds``.
     """
     rows = trainings([*PREDICTED])
     measured = rows.accuracy.where(rows.task == "classes", rows.left)
@@ -205,9 +206,13 @@ def predictions() -> pd.DataFrame:
             for run, *values in zip(runs, *lines, strict=True):
                 point = {"figure": figure, "T": T, "H": run.H, "n": run.n}
                 point |= dict(zip(laws, values, strict=True))
+                before = _LARGEST.get(name, _OTHERS)
+                if name in CLASSES and (name, before, run.H, run.n) in trained.index:
+                    share = trained.loc[name, before, run.H, run.n]["mean"]
+                    point["as many"] = share * before / T
                 if (name, T, run.H, run.n) in trained.index:
                     mean, seeds = trained.loc[name, T, run.H, run.n]
                     point |= {"trained": mean, "seeds": seeds}
                 points.append(point)
-    columns = ["figure", "T", "H", "n", "curve", "bits", "left", "trained", "seeds"]
+    columns = ["figure", "T", "H", "n", "curve", "bits", "as many", "left", "trained", "seeds"]
     return pd.DataFrame(points, columns=columns)

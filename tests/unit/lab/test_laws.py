@@ -145,3 +145,14 @@ def test_predictions_stand_beside_trainings_once_there_are_some(sweeps):
     assert points.trained.count() == 1, "of the heads that were trained here one is in the figure"
     assert points.loc["Figure 4, left", 70_000, 60, 32].bits == 1.0
     assert points.loc["Figure 5, own, heads", 90_000, 1, 32].left == 0.915
+
+
+def test_as_many_right_labels_are_a_smaller_share_of_more(sweeps):
+    sweeps()
+    rows = laws.trainings()
+    rows.loc[rows.experiment == "mahdavi-fig4-heads", "T"] = 50_000
+    points = laws.predictions().set_index(["figure", "T", "H", "n"])["as many"]
+    right = math.sqrt(0.1) * 50_000
+    assert points["Figure 4, left", 70_000, 1, 32] * 70_000 == pytest.approx(right)
+    assert points["Figure 4, left", 130_000, 1, 32] * 130_000 == pytest.approx(right)
+    assert points.drop(1, level="H").isna().all()
