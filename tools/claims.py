@@ -17,7 +17,7 @@ import yaml
 from attnmem.lab import experiments
 from attnmem.lab.store import SHIPPED
 from attnmem.lab.study import ALL, Experiment
-from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, titled_table
+from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, ticked, titled_table
 from attnmem.papers import Claim, claims, papers
 
 from . import graph
@@ -163,7 +163,7 @@ def _marked(evidence: str, check: Graded, alike: bool) -> str:
     text = marked(evidence, check)
     if check.by:
         return text.removesuffix(")*") + f":* {{prf:ref}}`{check.by}`*)*"
-    return text.rpartition(" *(")[0] if alike else text
+    return ticked(evidence, check) if alike else text
 
 
 def _menus(occurring: list[dict[str, str]]) -> dict[str, list[tuple[str, str]]]:

@@ -185,12 +185,17 @@ def verdict(
     show("\n".join([head, "", *lines]), {METADATA: entry})
 
 
-def marked(evidence: str, check: Graded) -> str:
-    """One line about a check: whether it supports the claim, its evidence and what it rests on."""
+def ticked(evidence: str, check: Graded) -> str:
+    """Whether a check supports the claim, and its evidence."""
     mark = "✓" if check.holds else "✗"
     if check.holds is None:
         mark = "· cannot tell:"
-    return f"{mark} {evidence} *({_grade_of([check])})*"
+    return f"{mark} {evidence}"
+
+
+def marked(evidence: str, check: Graded) -> str:
+    """One line about a check: whether it supports the claim, its evidence and what it rests on."""
+    return f"{ticked(evidence, check)} *({_grade_of([check])})*"
 
 
 def titled_table(title: str, name: str, rows: Sequence[Iterable[object]]) -> str:
