@@ -101,8 +101,8 @@ def colab_cell(sha256: str = "") -> nbformat.NotebookNode:
             place += f"#sha256={sha256}"
     source = (BOOK / "fragments" / "install.ipy").read_text("utf-8").rstrip()
     source = source.replace("<address>", place).replace("<sha256>", sha256)
-    tags = [COLAB, "remove-cell"]
-    return nbformat.v4.new_code_cell(source, id=COLAB, metadata={"tags": tags})
+    metadata = {"tags": [COLAB, "remove-cell"]}
+    return nbformat.v4.new_code_cell(source, id=COLAB, metadata=metadata)
 
 
 def source_notebook(chapter: str) -> nbformat.NotebookNode:
@@ -116,6 +116,11 @@ def source_notebook(chapter: str) -> nbformat.NotebookNode:
     first_code = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
     notebook.cells.insert(first_code, colab_cell())
     return notebook
+
+
+def tags(cell: nbformat.NotebookNode) -> set[str]:
+    """What decides how a cell is shown, such as ``hide-input``."""
+    return {*cell.metadata.get("tags", [])}
 
 
 def parameters(chapter: str) -> dict[str, object]:
@@ -140,5 +145,5 @@ def ranges(chapter: str) -> dict[str, tuple[str, str | None]]:
 
 def _parameters_cell(chapter: str) -> str:
     cells = jupytext.read(text_path(chapter)).cells
-    tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    tagged = [cell.source for cell in cells if "parameters" in tags(cell)]
     return "\n".join(tagged)

@@ -18,6 +18,7 @@ from tools.chapters import (
     colab_cell,
     notebook_path,
     pages,
+    tags,
     text_path,
 )
 
@@ -40,10 +41,6 @@ def notebook(chapter):
 
 def code_cells(chapter):
     return [cell for cell in notebook(chapter).cells if cell.cell_type == "code"]
-
-
-def tags(cell):
-    return {*cell.metadata.get("tags", [])}
 
 
 def run_again(chapter):

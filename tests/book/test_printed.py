@@ -14,15 +14,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.chapters import chapters, notebook_path, text_path
+from tools.chapters import chapters, notebook_path, tags, text_path
 from tools.wheel import build_wheel
 
 HIDDEN = {"remove-cell", "remove-input"}
 TUTORIALS = {"beyond/your-data", "beyond/your-model"}  # their imports are what they teach
-
-
-def tags(cell):
-    return {*cell.metadata.get("tags", [])}
 
 
 def is_seen(cell):
