@@ -78,7 +78,7 @@ def test_a_reader_sees_where_each_name_comes_from(tmp_path):
 
 # A minute together: some of the argument, and of the record two that print a construction.
 CHEAP = ["idea/by-hand", "idea/independent-rows", "idea/turns", "sequences/apart"]
-CHEAP += ["mahdavi/certificates", "mahdavi/relaxed-assumption"]
+CHEAP += ["mahdavi/capacity-by-construction", "mahdavi/relaxed-assumption"]
 RUN = """
 import sys
 from importlib.machinery import PathFinder
