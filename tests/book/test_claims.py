@@ -348,4 +348,4 @@ def test_means_on_one_table_stand_for_published_ones():
         for cells in tables.values()
     ]
     wanted = "on one table: " + ", ".join(f"{each:.1f}" for each in sorted(squares))
-    assert wanted in notebook_path("dana/all-points").read_text()
+    assert wanted in notebook_path("dana/published-sweeps").read_text()

@@ -11,7 +11,7 @@ from tools import pdf
 PROOFS = "book/notebooks/answer/capacity"
 TABLES = [
     f"book/notebooks/{name}"
-    for name in ("dana/published-sweeps", "dana/trained-capacity", "answer/training")
+    for name in ("dana/published-sweeps", "dana/associations", "answer/training")
 ]
 LINE = 658  # pixels of 174 mm, what the margins leave of A4
 LIGHT, DARK = "light", "dark"
