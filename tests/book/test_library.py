@@ -12,6 +12,8 @@ import sys
 import pytest
 
 import attnmem
+from attnmem.pages import reporting
+from attnmem.pages.reporting import Graded
 
 from tools.chapters import ROOT
 
@@ -122,6 +124,22 @@ def test_a_module_has_tests_in_its_place(path):
     command = ["make", "--just-print", "test", f"FILE={path}"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+def test_what_a_printed_verdict_calls_is_documented():
+    """Each function that grades a check, those that judge, and what asks the reader."""
+    [listed] = re.findall(
+        r"attnmem\.pages\.reporting\n   :members: (.*)\n",
+        (ROOT / "book" / "library-lab.md").read_text(),
+    )
+    grading = {
+        name
+        for name, thing in vars(reporting).items()
+        if inspect.isfunction(thing) and inspect.signature(thing).return_annotation is Graded
+    }
+    assert {"proved", "measured"} <= grading
+    judging = {"Graded", "word_for", "grade_for", "verdict", "attempt"}
+    assert {*listed.split(", ")} == grading | judging
 
 
 def test_no_module_imports_itself_by_a_detour():

@@ -218,8 +218,10 @@ def test_pictures_and_tables_have_numbered_captions(wide):
     assert shown.count() == captioned + framed + record.count()
 
 
-# The command line, and what refuses bad input.
-INNER = {f"attnmem.{name}" for name in ("__main__", "checks", "examples", "terminal")}
+# The command line, what refuses bad input, and what writes this book's pages (of it readers see
+# verdicts and exercises, which tests/book/test_library.py looks for).
+INNER = {f"attnmem.{name}" for name in ("__main__", "checks", "examples", "terminal", "pages")}
+INNER |= {f"attnmem.pages.{name}" for name in ("figures", "live", "record", "reporting", "scaling")}
 MODULES = {name for _, name, _ in pkgutil.walk_packages(attnmem.__path__, "attnmem.")} - INNER
 
 
