@@ -202,7 +202,7 @@ def build(folder, **settings):
     notebook = nbformat.v4.new_notebook(cells=cells(), metadata=metadata)
     (folder / NOTEBOOK).parent.mkdir(parents=True)
     nbformat.write(notebook, folder / f"{NOTEBOOK}.ipynb")
-    listed = [{"file": page} for page in (PAGE, SHORT, "book/bibliography")]
+    listed = [{"file": page} for page in (PAGE, SHORT, "book/notation")]
     toc = {"format": "jb-book", "root": NOTEBOOK, "options": {"numbered": True}}
     (folder / "_toc.yml").write_text(yaml.safe_dump({**toc, "chapters": listed}))
     (folder / "_config.yml").write_text(yaml.safe_dump({**config(), **settings}))
@@ -318,7 +318,7 @@ def test_downloads_link_to_the_built_pages(opened):
     assert f"[Checked, in CI and by you]({site}/book/checking.html#ch-checking)" in found
     assert f"[a file]({site}/downloads/{wheel_name()})" in found
     assert f"[Theorem 1]({site}/{NOTEBOOK}.html#thm-sample)" in found
-    assert f"({site}/book/bibliography.html#id2)" in found
+    assert re.search(rf"\({re.escape(site)}/book/notation.html#id\d+\)", found)
     wheel = f"{site}/downloads/{wheel_name()}#sha256={published(opened)}"
     assert f'"{wheel}"' in downloaded(opened).cells[1].source
 

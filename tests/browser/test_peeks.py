@@ -10,7 +10,7 @@ PAGE = "book/notebooks/idea/turns.html"
 LINKS = {
     'a[href$="#thm-mha-capacity"]': r"Theorem [\d.]+ \(Mahdavi",
     'a[href$="#term-Kruskal-rank"]': "Kruskal rank",
-    'a[href*="bibliography.html#"]': "Memorization capacity of multi-head attention",
+    'a[href*="notation.html#id"]': "Memorization capacity of multi-head attention",
     'a.internal[href^="#equation-eq"]': r"\(3\.\d+\)",
 }
 
