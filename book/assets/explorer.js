@@ -1,4 +1,4 @@
-// The page "Explorer": sliders, the bounds at their sizes in a chart, and measured points near them.
+// The explorer of "How many facts fit in my layer": sliders, the bounds at their sizes in a chart, and measured points near them.
 // The formulas are those of attnmem.core.bounds and counts; tests/browser compares the two.
 
 // Rank of the derivative of k heads that cancel; m dimensions tell tokens apart, r is the logits' rank.
@@ -227,9 +227,11 @@ function start(form) {
     const asked = new URLSearchParams(sizes);
     for (const field of fields) field.value = asked.get(field.name) ?? field.value;
   };
+  const linked = () => new URLSearchParams(location.hash.slice(1)); // a link may name sizes
+  const sized = (asked) => fields.some(({ name }) => asked.has(name));
   const follow = () => {
-    const asked = new URLSearchParams(location.hash.slice(1)); // a link may name sizes
-    yours.hidden = !fields.some(({ name }) => asked.has(name));
+    const asked = linked();
+    yours.hidden = !sized(asked);
     choose(yours.hidden ? buttons[0].dataset.sizes : beyond(asked, fields).length ? "" : asked);
     yours.dataset.sizes = named();
     update();
@@ -248,7 +250,9 @@ function start(form) {
       remember();
     };
   for (const part of all(".explorer")) Object.assign(part, { oninput: update, onchange: remember });
-  addEventListener("hashchange", follow);
+  addEventListener("hashchange", () => {
+    if (sized(linked()) || !location.hash) follow(); // another link leads down the page, and sizes stay
+  });
   follow();
 }
 

@@ -83,7 +83,7 @@ def test_the_library_never_imports_the_tool():
 def test_only_pages_of_the_tool_use_it():
     pages = (ROOT / "book" / "text").glob("*/*.md")
     users = {page.stem for page in pages if re.search("(?m)^from attnmem_yours", page.read_text())}
-    assert users == {"your-data", "your-model", "explorer"}
+    assert users == {"your-data", "explorer"}
 
 
 @pytest.mark.parametrize("path", TOOL, ids=lambda path: path.stem)

@@ -46,7 +46,7 @@ def test_the_first_search_loads_the_index(visit):
 def test_search_finds_known_models_by_name(visit):
     """Search finds the page of known models by their name."""
     page = visit("search.html?q=GPT-2")
-    page.wait_for_selector("#search-results li a[href*=your-model]")
+    page.wait_for_selector("#search-results li a[href*=explorer]")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_search_finds_known_models_by_name(visit):
     {
         "how many facts fit in my layer": "beyond/explorer.html",
         "How many facts fit in my layer?": "beyond/explorer.html",
-        "LoRA": "beyond/your-model.html",
+        "LoRA": "beyond/explorer.html",
         "bf16": "answer/editing.html",
         "quantization": "answer/editing.html",
         "NTK": "idea/most.html",
@@ -74,7 +74,7 @@ def test_search_finds_first_what_an_engineer_asks_for(visit, asked, first):
     assert asked.lower().rstrip("?") in said
 
 
-@pytest.mark.parametrize("name", ["your-data", "your-model", "explorer"])
+@pytest.mark.parametrize("name", ["your-data", "explorer"])
 def test_outputs_and_commands_fit_their_boxes(visit, name):
     """No output and no command of a tool is wider than its box."""
     page = visit(f"book/notebooks/beyond/{name}.html")
@@ -516,6 +516,9 @@ def test_explorer_follows_its_address(visit):
     assert "d=65&" in page.url
     page.evaluate("location.hash = 'd=50'")
     page.wait_for_function("document.getElementById('size-d').value === '50'")
+    page.evaluate("location.hash = 'ch-your-model'")
+    page.wait_for_timeout(100)
+    assert page.input_value("#size-d") == "50", "a link down the page changes no size"
     page.fill("#size-d", "1")
     assert refused(page) == "d = 1 (its slider: 2 to 8192)"
 
