@@ -56,11 +56,11 @@ class Live(NamedTuple):
     def report(self, judges: Mapping[str, _Judge] | None = None) -> None:
         """Show what was trained here beside stored and published points, and judge both.
 
+        A page that only reads stored trainings, as the book does, shows nothing here.
         A judge says whether a claim holds on a table of one whole curve, or on all that a search or
         fits have so far; None if that cannot tell. Rows of ``quick`` are not judged.
         """
         if not self.rows:
-            print(self.said)
             return
         blocks = [self._beside_stored(name) for name, rows in self.rows.items() if rows]
         lines = []
@@ -161,10 +161,12 @@ def train(
         refuse("minutes", minutes, "a number above 0")
     for name in names:
         experiments.STUDIES[name].check_profile(profile)
-    device, root = experiments.choose_device(device), store.writable_root()
+    asked, root = device, store.writable_root()
+    device = experiments.choose_device(asked)
     if device == "cpu" and profile == "paper":
-        summary = f"stored trainings only; device = 'cuda' adds its own, for {minutes:g} minutes"
-        return Live(profile, variant, {}, summary)
+        if asked != "cpu":
+            print("no GPU was found here, so nothing is trained: the figures show stored trainings")
+        return Live(profile, variant, {}, "")
     if root.resolve() == store.SHIPPED.resolve():
         root = store.PACKAGE.parents[1] / "_build" / "runs"
     print(f"profile {profile} is trained now on {device}, for {minutes:g} minutes at most")

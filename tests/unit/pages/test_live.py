@@ -100,7 +100,13 @@ def test_by_default_nothing_is_trained(monkeypatch, capsys):
     _, ax = plt.subplots()
     own.draw(ax, "dana-exp1", "H")
     assert not ax.lines
-    assert "for 2 minutes" in capsys.readouterr().out
+    assert capsys.readouterr() == ("", ""), "a reader of the book sees no line about it"
+
+
+def test_who_asks_for_a_gpu_hears_that_there_is_none(monkeypatch, capsys):
+    monkeypatch.setattr(experiments.torch.cuda, "is_available", lambda: False)
+    assert live.train(["dana-exp1"], "auto").rows == {}
+    assert capsys.readouterr().out.startswith("no GPU was found here")
 
 
 @pytest.mark.parametrize(
