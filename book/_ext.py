@@ -348,6 +348,47 @@ def _close_table(translator: Any, table: table_output) -> None:
     translator.body.append("</figure>\n")
 
 
+# --- Pictures: those of book/assets/pictures are numbered among the plots ---
+
+DRAWN = re.compile(r'<figure class="pic" id="([^"]+)"')  # each has one figcaption
+
+
+class picture(nodes.General, nodes.Element):
+    """A raw picture. A target above it, `(fig-...)=`, names it for ``{numref}``."""
+
+
+class _Pictures(SphinxTransform):
+    default_priority = 500  # targets are resolved at 260
+
+    def apply(self) -> None:
+        for raw in list(self.document.findall(nodes.raw)):
+            if drawn := DRAWN.search(raw.astext()):
+                numbered = picture("", ids=[drawn[1], *raw["ids"]], names=raw["names"])
+                numbered.line = raw.line
+                raw.replace_self(numbered)
+                raw["ids"], raw["names"] = [], []
+                numbered += raw
+                self.document.ids.update(dict.fromkeys(numbered["ids"], numbered))
+
+
+def _caption(drawing: picture) -> str:
+    caption = re.search(r"<figcaption>(.*?)</figcaption>", drawing.astext(), re.S)[1]
+    return html.unescape(re.sub(r"<[^>]+>", "", caption))
+
+
+def _write_picture(translator: Any, drawing: picture) -> None:
+    before, opening, rest = drawing.astext().partition("<figcaption>")
+    caption, closing, after = rest.partition("</figcaption>")
+    for name in drawing["ids"][1:]:  # the first is that of the figure itself
+        translator.body.append(f'<span id="{name}"></span>')
+    translator.body.append(before + opening)
+    translator.add_fignumber(drawing)
+    translator.body.append(caption)
+    translator.add_permalink_ref(drawing, "Link to this picture")
+    translator.body.append(closing + after + "\n")
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("config-inited", _settle_address)  # before the theme reads its options
@@ -364,6 +405,8 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_post_transform(_Glue)
     app.add_enumerable_node(table_output, "table", _title, html=(_open_table, _close_table))
     app.add_transform(_Tables)
+    app.add_enumerable_node(picture, "figure", _caption, html=(_write_picture, None))
+    app.add_transform(_Pictures)
     app.add_role("take", _Take())
     app.connect("builder-inited", _build_library)
     app.connect("doctree-resolved", _write_notebook, priority=900)

@@ -151,6 +151,13 @@ class _Markdown:
         [caption] = (child for child in node.children if isinstance(child, nodes.caption))
         return self.named(node, type(node).__name__.removesuffix("_output"), caption)
 
+    def picture(self, node: nodes.Element) -> str:
+        """As raw, with a number before its caption."""
+        number = self.formats["figure"] % self.number(node, "figure")
+        opening = "<figcaption>"
+        numbered = node.astext().replace(opening, f"{opening}**{number}.** ")
+        return self.raw(nodes.raw("", numbered, format="html"))
+
     def table(self, node: nodes.Element) -> str:
         rows = [list(map(self.entry, row.children)) for row in node.findall(nodes.row)]
         if not node.next_node(nodes.thead):

@@ -38,7 +38,7 @@ SAMPLE = r"""
 
 {cite:t}`mahdavi2024` and others {cite}`dana2025` {term}`memorize` {glue:text}`count` labels; see
 {ref}`ch-checking`, {ref}`ch-attention`, {prf:ref}`thm-sample`, {eq}`eq-sample`,
-{numref}`tab-sample`,
+{numref}`tab-sample`, {numref}`fig-drawn`,
 {take}`a file <wheel>` and [a page](https://example.org/a_b). Neither an asterisk \* nor a price of
 \$5 is markup, `a|b` is code.
 {index}`!An entry` is a word.
@@ -100,6 +100,8 @@ By counting.
   - `make`
 :::
 
+(fig-drawn)=
+
 ```{raw} html
 :file: ../../assets/pictures/xor.html
 ```
@@ -135,7 +137,7 @@ SAMPLE += "\n".join(
 PLAIN = [
     "# A *sample* with $x_1$",
     "Mahdavi *et al.* (2024) and others (Dana *et al.*, 2025) memorize 41 labels",
-    "see\nChecked, in CI and by you, A sample with x\\_1, Theorem 1, (1),\nTable 1,\na file and ",
+    "see\nChecked, in CI and by you, A sample with x\\_1, Theorem 1, (1),\nTable 1, Fig. 2,\na file and ",
     "[a page](https://example.org/a_b). Neither an asterisk \\* nor a price of\n\\$5 is",
     "markup, `a|b` is code.\nAn entry is a word.",
     "$$\n\\begin{split}\na &= |b| \\\\\nc &= d\n\\end{split} \\tag{1}\n$$",
@@ -150,7 +152,7 @@ PLAIN = [
     "**Table 1.** A table of $x$.\n\n| Letter | Meaning |\n| --- | --- |\n",
     r"| $\vert x\vert$ | a norm, or `x\|y` |",
     "| To | Do |\n| --- | --- |\n| run | `make` |",
-    "Can one head compute xor?",
+    "**Fig. 2.** Can one head compute xor?",
     "*In the book this part moves; a notebook cannot show that.*",
     "**Read**\n\nThe words of a card.",
     "**One** number in a box.\n\n- The library as one file",
@@ -260,6 +262,16 @@ def test_a_fold_of_imports_says_so_and_where_the_library_is(closed):
     assert ">Imports, float64</p>" in fold
     assert "The library <code>attnmem</code> comes with this book" in fold
     assert 'running.html#one-notebook">how to install it</a>' in fold
+
+
+def test_a_picture_has_a_number_where_its_name_leads(closed):
+    """Those of book/assets/pictures have it among the plots."""
+    chapter = (closed / f"{NOTEBOOK}.html").read_text()
+    linked = re.search(r'href="#(fig-drawn)"><span class="std std-numref">(.*?)</span>', chapter)
+    _, anchor, drawn = chapter.partition(f'<span id="{linked[1]}"></span><figure class="pic"')
+    assert anchor
+    assert f'<figcaption><span class="caption-number">{linked[2]} </span>Can one head' in drawn
+    assert 'href="#pic-xor" title="Link to this picture"' in drawn
 
 
 def test_address_opens_files_of_that_branch(opened):

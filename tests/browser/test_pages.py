@@ -216,6 +216,7 @@ def test_pictures_and_tables_have_numbered_captions(wide):
     # A record shows its picture above its table, whose title is that of both.
     record = wide.locator("article .cell", has_text="record(").locator("img")
     assert shown.count() == captioned + framed + record.count()
+    assert wide.locator("article figure.pic").filter(has_not=wide.locator(NUMBER)).count() == 0
 
 
 # The command line, what refuses bad input, and what writes this book's pages (of it readers see
