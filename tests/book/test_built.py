@@ -137,7 +137,8 @@ SAMPLE += "\n".join(
 PLAIN = [
     "# A *sample* with $x_1$",
     "Mahdavi *et al.* (2024) and others (Dana *et al.*, 2025) memorize 41 labels",
-    "see\nChecked, in CI and by you, A sample with x\\_1, Theorem 1, (1),\nTable 1, Fig. 2,\na file and ",
+    "see\nChecked, in CI and by you, A sample with x\\_1, Theorem 1, (1),\nTable 1, ",
+    "Table 1, Fig. 2,\na file and ",
     "[a page](https://example.org/a_b). Neither an asterisk \\* nor a price of\n\\$5 is",
     "markup, `a|b` is code.\nAn entry is a word.",
     "$$\n\\begin{split}\na &= |b| \\\\\nc &= d\n\\end{split} \\tag{1}\n$$",
