@@ -17,7 +17,8 @@ from attnmem.core import bounds
 from attnmem.core.memorize import SATURATED
 from attnmem.core.sequences import circle, fitted, offered
 from attnmem.lab import experiments, fits, models, searches
-from attnmem.theory.independence import kruskal_rank, numerical_rank
+from attnmem.theory import counts
+from attnmem.theory.independence import kruskal_rank, numerical_rank, regions
 from attnmem.theory.sequence_ranks import dependent_subset, offered_rank
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, tangents
 
@@ -595,3 +596,81 @@ def test_silence_serves_width_minus_one():
     for (wishes, silence), head in zip(widths, heads, strict=True):
         served = bounds.mha_capacity(1, 64, wishes + silence) - 1
         assert (f">{served} example" in head) if served else (">no examples<" in head)
+
+
+def test_new_part_times_step_is_one_label():
+    """Arrows of 48 to the label: old, new and step of each panel begin at one point."""
+    for mark, start in ((0, [30, 190]), (1, [280, 190])):
+        tips = {
+            name: (points_of_tips("new-part", name)[mark] - tensor(start)) * tensor([1, -1]) / 48
+            for name in ("old", "new", "step")
+        }
+        assert abs(float(tips["step"] @ tips["old"])) < 0.01
+        assert float(tips["step"] @ tips["new"]) == pytest.approx(1, abs=0.01)
+        part, step = float(tips["new"][1]), float(tips["step"][1])
+        assert f"of which {part:.1f} is new" in page("new-part")
+        assert f"1 / {part:.1f} = {step:.2f}<" in page("new-part")
+
+
+def points_of_tips(name, mark):
+    """Where the arrows of that class end."""
+    found = re.findall(rf'class="{mark} tip" d="M([\d.]+) ([\d.]+)L', page(name))
+    return floats(found)
+
+
+def test_price_is_what_the_nearest_outputs_lower():
+    """The outputs move as little as they can until none is above the right one."""
+    lowered = []
+    for case in re.findall(r'<g class="case">(.*?)</g>', page("price")):
+        circle_at = r'<circle class="([^"]*)" cx="(\d+)" cy="([\d.]+)"'
+        before, after = {}, {}
+        for kind, x, y in re.findall(circle_at, case):
+            (before if "before" in kind else after)[int(x)] = -float(y)
+        before = after | before
+        right, *rivals = sorted(before)  # the right one stands first
+        level = before[right]
+        down = []
+        for rival in sorted(rivals, key=before.get, reverse=True):
+            if before[rival] > level:
+                down.append(rival)
+                level = np.mean([before[right], *(before[x] for x in down)])
+        expected = before | dict.fromkeys([right, *down], level)
+        assert after == pytest.approx(expected, abs=0.06)
+        assert f">{len(down)} come{'s' * (len(down) == 1)} down<" in case
+        lowered += int(re.search(r">(\d) of 6 times<", case)[1]) * [len(down)]
+    assert len(lowered) == 6
+    assert "= 5/6 of a rival" in page("price")
+    assert np.mean(lowered) == pytest.approx(5 / 6) == counts.class_price(3)
+
+
+def test_planes_split_as_cover_counts():
+    """Lines of the plane are planes through the origin; the horizon is one more."""
+    lines = re.findall(r'class="(?:plane|new)" d="M(.*?) (.*?)L(.*?) (.*?)"', page("planes"))
+    ends = floats(lines).unflatten(1, (2, 2))
+    ends = torch.cat([ends - tensor([160, 112]), torch.ones(4, 2, 1)], dim=2)
+    normals = torch.linalg.cross(ends[:, 0], ends[:, 1])
+    horizon = tensor([[0, 0, 1]])
+    old, new = torch.cat([horizon, normals[:3]]), torch.cat([horizon, normals])
+    counted = [regions((4 * each).round().long()) for each in (old, new)]
+    assert counted == [bounds.sign_vectors(total=T, rank=3) for T in (4, 5)] == [14, 22]
+    assert "14 + 8 = 22" in page("planes")
+    cuts = floats(re.findall(r'class="cut" cx="(.*?)" cy="(.*?)"', page("planes")))
+    at = torch.cat([cuts - tensor([160, 112]), torch.ones(3, 1)], dim=1)
+    on = (at @ (normals / normals[:, :2].norm(dim=1, keepdim=True)).T).abs() < 0.2
+    assert on.sum(0).tolist() == [1, 1, 1, 3]
+
+
+def test_families_are_as_long_as_their_ranks():
+    """All ways to divide the four heads of the layer of 80 weights, and which is best."""
+    totals = {}
+    for best, way in re.findall(r'class="way( best)?">(.*?)</g>', page("families")):
+        bars = re.findall(r'width="(\d+)".*?<text[^>]*>(\d+)</text>', way)
+        ranks = [int(rank) for _, rank in bars]
+        assert [int(width) for width, _ in bars] == [8 * rank for rank in ranks]
+        total = int(re.search(r">(\d+)</text>$", way)[1])
+        assert total == sum(ranks)
+        totals[tuple(ranks)] = total
+        assert bool(best) == (total == bounds.own_context_floor(4, 2, 4))
+    rank = {size: bounds.group_rank(size, keys=4, dim=4, rank=2) for size in (1, 2, 3, 4)}
+    ways = (1, 1, 1, 1), (2, 1, 1), (2, 2), (3, 1), (4,)
+    assert {*totals} == {tuple(rank[size] for size in way) for way in ways}
