@@ -27,6 +27,7 @@ CHAPTERS = chapters()
 READ = [page.removeprefix("book/notebooks/") for page in pages()]  # from start to end, if they are
 READ = [chapter for chapter in READ if chapter.split("/")[0] in ARGUMENT]  # of the argument
 PAGES, WORDS = 17, 22_000  # of the argument
+EACH = 350  # words of a page for each picture
 NAME = re.compile(r"[a-z]+/[a-z0-9]+(-[a-z0-9]+)*")  # of the chapter in book/text
 
 
@@ -247,6 +248,46 @@ def test_the_argument_fits_an_afternoon():
     assert len(READ) + 2 <= PAGES, "move a page to another part of _toc.yml"
     words = {chapter: visible_words(chapter) for chapter in READ}
     assert sum(words.values()) <= WORDS, f"shorten the argument, or fold proofs: {words}"
+
+
+NOT_SEEN = re.compile(
+    r"""^:::+\{dropdown\}.*?^:::+$  # folds
+      | ^```.*?^```$           # cells and pictures, whose captions are counted
+      | ^:::+.*?$              # openings of boxes
+      | ^:[a-z-]+:.*?$         # their options
+      | ^\([a-z0-9-]+\)=$      # targets
+      | ^(?:\* )?[ ]*-(?=\s)   # marks of lists
+    """,
+    re.MULTILINE | re.DOTALL | re.VERBOSE,
+)
+
+
+def seen_words(chapter):
+    """Words that a reader sees on a page, with captions and headings; a formula is one."""
+    text = body(chapter)
+    captions = re.findall(r"caption: (.*?)\n    name:", text, re.S)
+    captions += [re.sub(r"<[^>]+>", "", caption) for caption in drawn_captions(text)]
+    text = " ".join([NOT_SEEN.sub("", text), *captions])
+    text = re.sub(r"\$\$.*?\$\$|\$[^$]+\$", "formula", text, flags=re.S)
+    return len(text.split())
+
+
+def drawn_captions(text):
+    """Those of the pictures of book/assets/pictures that a text shows."""
+    for path in re.findall(r"^:file: \.\./\.\./(assets/pictures/\S+)$", text, re.M):
+        drawing = (BOOK / path).read_text("utf-8")
+        yield re.search(r"<figcaption>(.*?)</figcaption>", drawing, re.S)[1]
+
+
+@pytest.mark.parametrize("chapter", ["front/overview", *READ])
+def test_a_page_of_the_argument_has_a_picture_in_350_words(chapter):
+    """Plots and drawn pictures count alike, on each page and not in the mean."""
+    plots = sum(
+        shows(cell, "image/png") and "remove-cell" not in tags(cell) for cell in code_cells(chapter)
+    )
+    pictures = plots + len([*drawn_captions(body(chapter))])
+    words = seen_words(chapter)
+    assert words <= EACH * pictures, f"{words} words, {pictures} pictures: cut, or draw another"
 
 
 ENTRIES = parse_file(BOOK / "references.bib").entries
