@@ -93,6 +93,36 @@ addEventListener("load", async () => {
   document.body.dataset.fitted = "";
 });
 
+// --- Points of a plot say what they are, where the mouse rests or a finger taps -------------------
+
+const NEAR = 12; // pixels from a point
+
+addEventListener("DOMContentLoaded", () => {
+  for (const stored of document.querySelectorAll("script.points")) {
+    const points = JSON.parse(stored.textContent);
+    const picture = stored.closest(".cell_output, figure").querySelector(".picture");
+    const words = Object.assign(document.createElement("span"), { className: "point", hidden: true });
+    picture.append(words);
+    const image = picture.querySelector("img");
+    const away = ({ at }, x, y) => Math.hypot(at[0] * image.width - x, at[1] * image.height - y);
+    const say = ({ offsetX: x, offsetY: y }) => {
+      const distances = points.map((point) => away(point, x, y));
+      const least = Math.min(...distances);
+      words.hidden = least > NEAR;
+      if (words.hidden) return;
+      const { at, says } = points[distances.indexOf(least)];
+      words.textContent = says;
+      words.style.top = `${image.offsetTop + at[1] * image.height}px`;
+      const right = at[0] > 1 / 2; // the words stand on the side with more room
+      const left = image.offsetLeft + at[0] * image.width - (right ? words.offsetWidth : 0);
+      words.style.left = `${left}px`;
+    };
+    image.addEventListener("pointermove", say);
+    image.addEventListener("pointerdown", say);
+    image.addEventListener("pointerleave", () => (words.hidden = true));
+  }
+});
+
 // --- Exercises: a field for an answer, judged by what the check said when the chapter ran ---------
 
 window.exercises ??= {}; // a picture may judge answers, too: a function from a text to true or words

@@ -8,8 +8,9 @@ what is drawn by its name, which stands at the line's end. By default ``ax`` is 
 from __future__ import annotations
 
 import itertools
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
+
+from .reporting import display
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,6 +62,25 @@ def label_ends(ax: Axes | None = None) -> Axes:
         offset = {"xytext": (14, place - height), "textcoords": "offset points", "va": "center"}
         ax.annotate(line.get_label(), end, **offset, arrowprops=leads, annotation_clip=False)
     return ax
+
+
+def name_points(points: Sequence[tuple[Axes, float, float, str]]) -> None:
+    """Give each point of a figure words, which a browser shows where the mouse rests.
+
+    A point is its axes, its horizontal and vertical value, and its words. Call it when all else is
+    drawn, before ``plt.show``: places are stored as shares of the picture, from its upper left.
+    """
+    fig = points[0][0].figure
+    fig.draw_without_rendering()  # now the places on paper are known
+    paper = fig.get_tightbbox().padded(plt.rcParams["savefig.pad_inches"])  # as notebooks cut it
+    named = []
+    for ax, x, y, words in points:
+        place = ax.transData.transform((x, y)) / fig.dpi
+        right, up = (place - paper.min) / paper.size
+        named.append({"at": [round(right, 4), round(1 - up, 4)], "says": words})
+    stored = json.dumps(named, ensure_ascii=False).replace("<", r"\u003c")  # closes no script
+    script = f'<script type="application/json" class="points">{stored}</script>'
+    display({"text/html": script, "text/plain": ""}, {})
 
 
 def curves(series: _Points, labels: _Axes, ax: Axes | None = None) -> Axes:

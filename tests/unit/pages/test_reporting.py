@@ -9,9 +9,7 @@ from attnmem.pages import reporting
 @pytest.fixture
 def displayed(monkeypatch):
     shown = []
-    monkeypatch.setattr(
-        reporting, "_display", lambda data, metadata: shown.append((data, metadata))
-    )
+    monkeypatch.setattr(reporting, "display", lambda data, metadata: shown.append((data, metadata)))
     return shown
 
 
