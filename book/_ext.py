@@ -16,6 +16,7 @@ import nbformat
 from docutils import nodes
 from fontTools import subset
 from sphinx.addnodes import download_reference
+from sphinx.roles import XRefRole
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import ReferenceRole
@@ -159,6 +160,13 @@ class _Glue(SphinxPostTransform):
 
 
 # --- Downloads: dana-exp1-paper.csv, not paper.csv ------------------------
+
+
+class _Rows(XRefRole):
+    """A link to stored rows: ``{rows}`dana-exp1/paper``` from any page."""
+
+    def process_link(self, env: Any, node: Any, explicit: bool, title: str, target: str) -> Any:
+        return title, f"/lib/attnmem/measurements/{target}.csv"
 
 
 def _open_download(translator: Any, node: download_reference) -> None:
@@ -408,6 +416,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_enumerable_node(picture, "figure", _caption, html=(_write_picture, None))
     app.add_transform(_Pictures)
     app.add_role("take", _Take())
+    app.add_role("rows", _Rows(nodeclass=download_reference))
     app.connect("builder-inited", _build_library)
     app.connect("doctree-resolved", _write_notebook, priority=900)
     app.connect("build-finished", _hand_out)

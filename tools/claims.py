@@ -17,7 +17,16 @@ import yaml
 from attnmem.lab import experiments
 from attnmem.lab.store import SHIPPED
 from attnmem.lab.study import ALL, Experiment
-from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, ticked, titled_table
+from attnmem.pages.reporting import (
+    CLAIMED,
+    GRADES,
+    WORDS,
+    Graded,
+    ground,
+    marked,
+    ticked,
+    titled_table,
+)
 from attnmem.papers import Claim, claims, papers
 
 from . import graph
@@ -26,7 +35,8 @@ from .graph import AUTHORS, LEFT_OUT, NOT_YET, Recorded, References, recorded, w
 
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
 CITED = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-TICKS = 4  # checks that hold and are shown in an entry; more are counted
+TICKS = 2  # checks that hold and are shown in an entry; more are counted
+NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e-?\d+)?")
 GRIDS = {"mahdavi": experiments.MAHDAVI, "dana": experiments.DANA}
 
 
@@ -113,24 +123,33 @@ class Shown(NamedTuple):
     """What an entry shows of the checks of a verdict."""
 
     failing: list[tuple[str, Graded]]  # all that do not hold, or cannot tell
-    holding: list[tuple[str, Graded]]  # the strongest of those that do
-    count: str  # how many of all hold, with their grades, if some of these are not shown
-    alike: bool  # all rest on the same, which the badge says
+    holding: list[tuple[str, Graded]]  # two of those that do
+    count: str  # how many of all hold, if some of these are not shown
 
 
 def shown(judged: Recorded) -> Shown:
-    """All checks that do not hold, and at most four of those that do, the strongest first."""
+    """All checks that do not hold, and at most two of those that do, the strongest first.
+
+    If more than two hold, one stands for all that say the same with other numbers, or of another
+    setting (before a colon), and no instance in floating point beside the proof that decides.
+    """
     failing = [pair for pair in judged.checks if pair[1].holds is not True]
     holding = [pair for pair in judged.checks if pair[1].holds is True]
     holding.sort(key=lambda pair: GRADES.index(pair[1].grade))
     count = ""
     if len(holding) > TICKS:
-        n_grade = Counter(check.grade for _, check in holding)
-        grades = ", ".join(f"{n} {grade}" for grade, n in n_grade.items())
-        n_checks = len(judged.checks)
-        count = f"{len(holding)} of {n_checks} checks hold ({grades}), {TICKS} shown:"
-    grounds = {(check.grade, check.seeds, check.of) for _, check in judged.checks}
-    return Shown(failing, holding[:TICKS], count, alike=len(grounds) == 1)
+        count = f"{len(holding)} of {len(judged.checks)} checks hold"
+        if _grade(judged) == "proved":
+            holding = [pair for pair in holding if pair[1].grade != "checked"] or holding
+        first = {_said(pair[0]): pair for pair in reversed(holding)}
+        holding = [pair for pair in holding if pair in first.values()][:TICKS]
+    return Shown(failing, holding, count)
+
+
+def _said(evidence: str) -> str:
+    """What a check says, without its setting and numbers."""
+    _, _, words = evidence.partition(": ")
+    return NUMBER.sub("", words or evidence)
 
 
 def _contradicted(verdicts: Mapping[str, Recorded]) -> list[tuple[Claim, str, Recorded]]:
@@ -158,12 +177,13 @@ def _judged(verdicts: Mapping[str, Recorded]) -> list[tuple[Claim, Recorded]]:
     return [(claim, verdicts[key]) for key, claim in claims().items() if key in verdicts]
 
 
-def _marked(evidence: str, check: Graded, alike: bool) -> str:
-    """As the chapter shows it, with a link to the proof; without its grade where all are alike."""
-    text = marked(evidence, check)
+def _marked(evidence: str, check: Graded, judged: Recorded) -> str:
+    """As the chapter shows it, with a link to the proof; without a grade that the badge says."""
+    said = re.sub(r", \d+ of \d+ (curves|checks)", "", judged.grade) == ground(check)
+    proof = f"{{prf:ref}}`{check.by}`"
     if check.by:
-        return text.removesuffix(")*") + f":* {{prf:ref}}`{check.by}`*)*"
-    return ticked(evidence, check) if alike else text
+        return f"{ticked(evidence, check)} " + (f"({proof})" if said else f"*(proved:* {proof}*)*")
+    return ticked(evidence, check) if said else marked(evidence, check)
 
 
 def _menus(occurring: list[dict[str, str]]) -> dict[str, list[tuple[str, str]]]:
@@ -202,6 +222,8 @@ def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:
         "verdict": word_of(claim, judged),
         "why": claim.why or None,
         "true_if": claim.true_if or None,
+        "limits": claim.thresholds or None,
+        "history": claim.history or None,
         "rows": [f"{name}.csv" for name in names],
         "commits": sorted(commits),
         "address": f"claims.html#claim-{claim.key}",

@@ -8,11 +8,19 @@ const plain = (text) => text.toLowerCase().replace(/[\\{}$]/g, "").replace(/\s+/
 const claims = [...document.querySelectorAll("details.claim")];
 const texts = claims.map((claim) => plain(claim.textContent));
 
+// What a menu asks for, as the head of the entry says it: "measured, 6 of 6 seeds" is measured.
+const facts = claims.map((claim) => {
+  const said = (part) => claim.querySelector(`.claim-${part}`).textContent.replaceAll(" ", "-");
+  const [verdict, grade = ""] = said("badge").split("-·-");
+  const paper = claim.id.split("-")[1];
+  return { paper, kind: said("kind"), verdict, grade: grade.split(",")[0] };
+});
+
 function choose() {
   const words = plain(form.elements.text.value).split(" ");
-  const asked = menus.filter((menu) => menu.value).map((menu) => `.${menu.name}-${menu.value}`);
-  const fits = (claim, k) =>
-    claim.matches(`details${asked.join("")}`) && words.every((word) => texts[k].includes(word));
+  const fits = (_, k) =>
+    menus.every((menu) => !menu.value || facts[k][menu.name] === menu.value) &&
+    words.every((word) => texts[k].includes(word));
   const shown = claims.filter(fits);
   for (const claim of claims) claim.hidden = claim.closest("section").hidden = true;
   for (const claim of shown) claim.hidden = claim.closest("section").hidden = false;

@@ -42,6 +42,7 @@ class Claim(NamedTuple):
     rows: tuple[str, ...] = ()  # files that bear on it: <experiment>/<profile or *>
     universal: bool = False  # about all data, so that one counterexample contradicts; theorems are
     thresholds: str = ""  # limits in its checks that are ours, when fixed, and what was known then
+    history: str = ""  # earlier limits, and the trials behind these: for claims.json, not the page
     against: str = ""  # the claim of a paper that this finding of ours contradicts, if any
     needs: str = ""  # what it takes to judge the claim, while no chapter does
     left_out: str = ""  # why the book does not judge the claim, if it does not mean to

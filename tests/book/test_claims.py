@@ -50,15 +50,16 @@ ENTRY = re.compile(r"(?m)^::::\{dropdown\} (.*)\n:name: claim-(.*)\n:class-conta
 
 def test_every_claim_has_an_entry_with_its_verdict():
     """Before the fold."""
-    entries = {key: (title, facets) for title, key, facets in ENTRY.findall(PAGE.read_text())}
+    entries = {key: (title, classes) for title, key, classes in ENTRY.findall(PAGE.read_text())}
     assert [*entries] == [*papers.claims()], "`python -m tools.claims` renews the page"
     for key, claim in papers.claims().items():
-        title, facets = entries[key]
+        title, classes = entries[key]
         judged = RECORDED.get(key)
         word = f"{judged.verdict} · {judged.grade}" if judged else graph.word_of(claim, None)
         sizes = judged.sizes or "" if judged else ""
-        assert all(part in title for part in (claim.label, claim.says, f">{word}<", sizes))
-        assert {f"paper-{claim.paper}", f"kind-{claim.kind}"} < {*facets.split()}
+        badge = f"[{claim.kind}]{{.claim-kind}} [{word}]{{.claim-badge}}"
+        assert all(part in title for part in (claim.label, claim.says, badge, sizes))
+        assert classes.split()[0] == "claim"
 
 
 @pytest.mark.parametrize("claim", papers.claims().values(), ids=lambda claim: claim.key)
@@ -102,7 +103,7 @@ def entry(page, key):
 
 
 def test_what_we_contradict_names_the_strongest_check():
-    """And what would make the claim true; what is contradicted in part is not in the list."""
+    """The entry has what would make it true; what is contradicted in part is not in the list."""
     checks = [
         ("agrees", reporting.certified(True)),
         ("one seed fails", reporting.measured(False, 1)),
@@ -112,12 +113,11 @@ def test_what_we_contradict_names_the_strongest_check():
         "dana-lemma-2": made_up("contradicted", "proved", "prop-affine", *checks),
         "dana-lemma-3": made_up("in part", "certified", None, *checks),
     }
-    [(statement, evidence, true_if)] = contradicted(made)
+    [(statement, evidence)] = contradicted(made)
     claim = papers.claims()["dana-lemma-2"]
     assert statement.startswith("{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>`")
     assert claim.says in statement
-    assert evidence == "✗ xor *(proved: T = 9)*"
-    assert true_if.startswith(f"{claim.true_if}: {{prf:ref}}`prop-affine`")
+    assert evidence == "✗ xor *(proved)*"
     told = entry(claims.page(made, REFERENCES), "dana-lemma-2")
     assert f"**True if** {claim.true_if}: {{prf:ref}}`prop-affine`" in told
     assert told.index("✗ xor") < told.index("What does hold:") < told.index("✓ agrees")
@@ -158,30 +158,59 @@ def test_a_verdict_says_why_and_what_would_be_true(claim):
     assert bool(claim.true_if) == (word == "contradicted"), f"{header(claim.key)}: {only}"
 
 
-@pytest.mark.parametrize(
-    ("holding", "told"), [(4, ""), (5, "5 of 6 checks hold (1 proved, 4 checked), 4 shown:")]
-)
-def test_more_than_four_ticks_are_counted(holding, told):
+@pytest.mark.parametrize(("holding", "told"), [(2, ""), (3, "3 of 4 checks hold")])
+def test_more_than_two_ticks_are_counted(holding, told):
     """All that fails is shown, and the strongest of what holds."""
-    ticks = [(f"size {k}", reporting.tried(True)) for k in range(holding - 1)]
-    checks = [
-        *ticks,
-        ("all", reporting.proved(True, by="thm-x")),
-        ("not so", reporting.tried(False)),
-    ]
+    ticks = [(f"as {word}", reporting.tried(True)) for word in ("asked", "ever")[: holding - 1]]
+    strongest = ("exactly", reporting.certified(True))
+    checks = [*ticks, strongest, ("not so", reporting.tried(False))]
     shown = claims.shown(made_up("in part", "checked", None, *checks))
     assert shown.failing == checks[-1:]
-    assert shown.holding == [checks[-2], *ticks][:4]
+    assert shown.holding == [strongest, ticks[0]]
     assert shown.count == told
 
 
-def test_a_grade_is_said_once_if_all_checks_have_it():
-    """By the badge; otherwise, and where seeds differ, by each of them."""
-    first, more = reporting.measured(True, 3), reporting.measured(False, 5)
-    for second, line in ((first, "- ✗ b\n"), (more, "- ✗ b *(measured, 5 seeds)*\n")):
-        checks = [("a", first), ("b", second._replace(holds=False))]
-        made = {"mahdavi-figure-2b": made_up("in part", "measured, 3 seeds", None, *checks)}
-        assert line in entry(claims.page(made, REFERENCES), "mahdavi-figure-2b")
+def test_one_tick_stands_for_all_that_say_the_same():
+    """Of other settings, with other numbers."""
+    said = ["d = 3: R2 0.99 of a line", "d = 4, longer: R2 0.98 of a line", "d = 3: no line"]
+    checks = [(text, reporting.tried(True)) for text in said]
+    shown = claims.shown(made_up("confirmed", "checked", None, *checks))
+    assert [text for text, _ in shown.holding] == [said[0], said[2]]
+    assert shown.count == "3 of 3 checks hold"
+    few = claims.shown(made_up("confirmed", "checked", None, *checks[:2]))
+    assert [text for text, _ in few.holding] == said[:2]
+
+
+def test_beside_a_proof_no_instance_is_shown():
+    proof = ("all", reporting.proved(True, by="thm-x"))
+    checks = [("some", reporting.tried(True)), proof, ("few", reporting.certified(True))]
+    shown = claims.shown(made_up("confirmed", "proved", None, *checks))
+    assert [text for text, _ in shown.holding] == ["all", "few"]
+    weaker = claims.shown(made_up("confirmed", "checked", None, *checks, ("many", checks[0][1])))
+    assert [text for text, _ in weaker.holding] == ["all", "few"]
+    tried = [(text, reporting.tried(True)) for text in ("one", "two", "three")]
+    against = made_up("contradicted", "proved", None, *tried)
+    assert [text for text, _ in claims.shown(against).holding] == ["one", "two"]
+
+
+def test_a_grade_is_said_where_the_badge_does_not():
+    """With its seeds, without the count of curves; a proof is named in any case."""
+    badge = made_up("in part", "measured, 1 of 2 curves, 3 seeds")
+    three, five = reporting.measured(True, 3), reporting.measured(True, 5)
+    assert claims._marked("a", three, badge) == "✓ a"
+    assert claims._marked("a", five, badge) == "✓ a *(measured, 5 seeds)*"
+    proof = reporting.proved(True, by="thm-x")
+    assert claims._marked("a", proof, badge) == "✓ a *(proved:* {prf:ref}`thm-x`*)*"
+    assert claims._marked("a", proof, made_up("confirmed", "proved")) == "✓ a ({prf:ref}`thm-x`)"
+
+
+@pytest.mark.parametrize("key", sorted(RECORDED))
+def test_an_entry_leads_to_its_cell_and_shows_what_fails(key):
+    told, shown = entry(PAGE.read_text(), key), claims.shown(RECORDED[key])
+    assert told.count(f"`{shown.count or 'Its cell'} <verdict-{key}>`") == 1
+    for text, check in [*shown.failing, *shown.holding]:
+        assert claims._marked(text, check, RECORDED[key]) in told
+    assert len(shown.failing) == sum(check.holds is not True for _, check in RECORDED[key].checks)
 
 
 ON_ROWS = [claim for claim in papers.claims().values() if claim.rows]
@@ -267,6 +296,9 @@ def test_data_have_each_claim_with_its_verdict():
         if judged:
             assert entry["cell"] == f"notebooks/{judged.chapter}.html#verdict-{key}"
             assert len(entry["checks"]) == len(judged.checks)
+        claim = papers.claims()[key]
+        assert entry.get("limits", "") == claim.thresholds
+        assert entry.get("history", "") == claim.history
         if entry.get("grade") == "measured":
             grade, seeds = judged.grade, judged.grade.rpartition(", ")[2]
             assert f", {entry['seeds']} " in grade

@@ -185,6 +185,11 @@ def verdict(
     show("\n".join([head, "", *lines]), {METADATA: entry})
 
 
+def ground(check: Graded) -> str:
+    """What a check rests on: its grade, with its seeds."""
+    return _grade_of([check])
+
+
 def ticked(evidence: str, check: Graded) -> str:
     """Whether a check supports the claim, and its evidence."""
     mark = "✓" if check.holds else "✗"
@@ -195,7 +200,7 @@ def ticked(evidence: str, check: Graded) -> str:
 
 def marked(evidence: str, check: Graded) -> str:
     """One line about a check: whether it supports the claim, its evidence and what it rests on."""
-    return f"{ticked(evidence, check)} *({_grade_of([check])})*"
+    return f"{ticked(evidence, check)} *({ground(check)})*"
 
 
 def titled_table(title: str, name: str, rows: Sequence[Iterable[object]]) -> str:
