@@ -600,7 +600,7 @@ def test_silence_serves_width_minus_one():
 
 def test_new_part_times_step_is_one_label():
     """Arrows of 48 to the label: old, new and step of each panel begin at one point."""
-    for mark, start in ((0, [30, 190]), (1, [280, 190])):
+    for mark, start in ((0, [30, 190]), (1, [268, 190])):
         tips = {
             name: (points_of_tips("new-part", name)[mark] - tensor(start)) * tensor([1, -1]) / 48
             for name in ("old", "new", "step")
