@@ -114,9 +114,12 @@ class ModelCapacity:
         if model.tied is None or model.words < 2:
             return []
         texts = _about(class_capacity(model.blocks[0].attention.dim, model.words))
+        trained = f"the read-out of its {model.words:,} words is trained"
+        if model.tied:
+            trained = f"a read-out of their own is trained for its {model.words:,} words"
         return [
-            f"If only the read-out of its {model.words:,} words is trained, about {texts} texts "
-            "can be given a next word each (a formula, not a theorem)."
+            f"If only {trained}, about {texts} texts can be given a next word each (a formula, not "
+            "a theorem)."
         ]
 
     def _one_layer(self) -> list[str]:
@@ -166,8 +169,8 @@ class ModelCapacity:
             exactness = "Perhaps fewer matter."
         lines = [f"{exactness} Poolers, deeper heads and convolutions are not counted."]
         if self.by_eps:
-            matter = "matters" if self.by_eps == 1 else "matter"
-            lines.append(f"{self.by_eps:,} of them {matter} only because norms add an eps.")
+            do = "does" if self.by_eps == 1 else "do"
+            lines.append(f"{self.by_eps:,} of what matters {do} so only because norms add an eps.")
         return lines
 
 

@@ -188,13 +188,13 @@ def test_report_begins_with_the_answer():
     answers = [
         f"one number for each of {counts.floor.examples:,} inputs, whatever the numbers are (comp",
         f"For more than {counts.matter:,} inputs it can store almost no choice of numbers",
-        "read-out of its 30 words is trained, about 107 texts can be",  # 29 * 12 / 3.25
+        "of their own is trained for its 30 words, about 107 texts can be",  # 29 * 12 / 3.25
         f"Any {counts.layer.floor:,} numbers fit (compared with ranks). Of more than "
         f"{counts.layer.one_output:,} almost no choice",
         f"half of all choices of {2 * counts.layer.floor:,} yes-or-no answers",
         "34 edits of one number",  # three heads in eleven dimensions, and a constant
         f"At most {counts.matter:,} of {counts.parameters:,} trained numbers matter",
-        "convolutions are not counted. 1 of them matters only because norms add an eps.",
+        "convolutions are not counted. 1 of what matters does so only because norms add an eps.",
     ]
     assert [said.find(words) for words in answers] == sorted(map(said.find, answers))
     assert all(words in said for words in answers)
