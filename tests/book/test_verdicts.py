@@ -296,6 +296,11 @@ def rises_and_falls(c):
     return 0.1 + 0.6 * (c.n >= 5) - c.n / 150
 
 
+def layers_harm(c):
+    """Less with every layer, and far less where rates are tuned."""
+    return 0.9 - c.layers / (100 if c.lr_start == c.lr_end else 12)
+
+
 def by_kruskal_rank(c):
     """What is memorized follows the Kruskal rank, also where queries span more dimensions."""
     return min(int(c.context.rpartition("-")[2]), 8) / 10
@@ -384,6 +389,8 @@ ACCURACIES = [  # a claim, its word, the files, what is so in them, and the accu
     (f"{D}finding-shared-subspace", OUT, "exp2 dim2", "no difference", lambda c: c.d_h / c.d),
     (f"{D}finding-narrow-heads", OUT, "budget", "wide ones best", lambda c: c.d_h / 20),
     (f"{D}finding-mlp-rate", OUT, "exp5 dim5 dim1", "attention gains", by_rate),
+    (f"{D}finding-check-depth", OUT, "deeper", "layers harm", layers_harm),
+    (f"{D}finding-check-depth", PART, "deeper", "layers add nothing", lambda c: 0.15),
     (
         *(f"{D}finding-depth", PART, "depth exp5-aot", "layers add nothing"),
         lambda c: c.H / 40 + 0.5 * (c.lr != 0.05),
