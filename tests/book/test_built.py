@@ -25,7 +25,7 @@ from tools import chapters
 from tools.chapters import BOOK, ROOT, TEXT, colab_cell, config, wheel_name
 from tools.wheel import FIRST, build_wheel
 
-NOTEBOOK, PAGE, SHORT = "book/notebooks/foundations/attention", "book/running", "book/checking"
+NOTEBOOK, PAGE, NOTATION = "book/notebooks/foundations/attention", "book/running", "book/notation"
 ADDRESS, BRANCH = "https://github.com/someone/somewhere", "trunk"
 THERE = {"repository": {"url": f"{ADDRESS}.git/", "branch": BRANCH}}
 SITE = {"html": {"baseurl": "https://someone.example/book"}}
@@ -194,7 +194,7 @@ def cells():
 
 
 def build(folder, **settings):
-    """The sample and three pages, with this book's extension and some settings changed."""
+    """The sample and two pages, with this book's extension and some settings changed."""
     others = shutil.ignore_patterns("notebooks", "text", "mathjax")
     shutil.copytree(ROOT / "book", folder / "book", ignore=others)
     shutil.copytree(ROOT / "tools", folder / "tools")
@@ -205,7 +205,7 @@ def build(folder, **settings):
     notebook = nbformat.v4.new_notebook(cells=cells(), metadata=metadata)
     (folder / NOTEBOOK).parent.mkdir(parents=True)
     nbformat.write(notebook, folder / f"{NOTEBOOK}.ipynb")
-    listed = [{"file": page} for page in (PAGE, SHORT, "book/notation")]
+    listed = [{"file": page} for page in (PAGE, NOTATION)]
     toc = {"format": "jb-book", "root": NOTEBOOK, "options": {"numbered": True}}
     (folder / "_toc.yml").write_text(yaml.safe_dump({**toc, "chapters": listed}))
     (folder / "_config.yml").write_text(yaml.safe_dump({**config(), **settings}))
@@ -282,10 +282,10 @@ def test_address_opens_files_of_that_branch(opened):
         f"https://colab.research.google.com/github/someone/somewhere/blob/{BRANCH}/{file}",
         ADDRESS,
     }
-    for name in (NOTEBOOK, PAGE, SHORT):
+    for name in (NOTEBOOK, PAGE, NOTATION):
         [issues] = [url for url in outside(opened / f"{name}.html") if "/issues/" in url]
         assert issues.startswith(f"{ADDRESS}/issues/new?")
-    for name in (PAGE, SHORT):  # nothing to launch
+    for name in (PAGE, NOTATION):  # nothing to launch
         assert len(outside(opened / f"{name}.html")) == 2
         assert "without a public address" not in words(opened / f"{name}.html")
     assert "rocket" in words(opened / f"{PAGE}.html")
@@ -328,7 +328,7 @@ def test_downloads_keep_cells_but_the_first(closed):
 
 def test_downloads_link_to_the_built_pages(opened):
     found, site = text(opened), SITE["html"]["baseurl"]
-    assert f"[Checked, in CI and by you]({site}/book/checking.html#ch-checking)" in found
+    assert f"[Checked, in CI and by you]({site}/book/running.html#ch-checking)" in found
     assert f"[a file]({site}/downloads/{wheel_name()})" in found
     assert f"[Theorem 1]({site}/{NOTEBOOK}.html#thm-sample)" in found
     assert re.search(rf"\({re.escape(site)}/book/notation.html#id\d+\)", found)

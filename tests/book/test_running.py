@@ -1,4 +1,4 @@
-"""The pages on running the book: their commands are run here or by CI, or listed as untried."""
+"""The page on running the book: its commands are run here or by CI, or listed as untried."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from tools.chapters import BOOK, ROOT, parameters
 
-PAGES = ("running", "checking")
+PAGE = BOOK / "running.md"
 BY_CI = {  # `.ci/run` and the workflows run them as a whole
     "make book",
     "make test",
@@ -24,17 +24,17 @@ BY_CI = {  # `.ci/run` and the workflows run them as a whole
 
 
 def commands():
-    """Every line of every shell block of the pages."""
-    text = "".join((BOOK / f"{name}.md").read_text() for name in PAGES)
+    """Every line of every shell block of the page."""
+    text = PAGE.read_text()
     return set("\n".join(re.findall(r"```bash\n(.*?)\n```", text, re.S)).split("\n")) - {""}
 
 
 def untried():
-    table = (BOOK / "checking.md").read_text().split("What could not be tried here")[1]
+    table = PAGE.read_text().split("What could not be tried here")[1]
     return set(re.findall(r"^\* - `(.+)`$", table, re.M))
 
 
-# Some pages say `python`, where the environment is active: the same commands.
+# Where the environment is active, the page says `python`: the same commands.
 HERE = sorted({re.sub("^python ", ".venv/bin/python ", c) for c in commands() - BY_CI - untried()})
 
 
@@ -58,16 +58,15 @@ def run(command, folder, **options):
 
 
 @pytest.mark.parametrize("command", HERE)
-def test_a_command_of_the_pages_runs(command, tmp_path):
+def test_a_command_of_the_page_runs(command, tmp_path):
     binaries = Path(sys.executable).parent
     command = command.replace(".venv/bin/", f"{binaries}/").replace("_build/", f"{tmp_path}/")
     done = run(command, tmp_path, shell=True, cwd=ROOT)
     assert "unknown parameter" not in done.stdout + done.stderr  # as papermill warns
 
 
-def test_parameters_that_pages_name_are_the_chapters():
-    texts = [BOOK / f"{name}.md" for name in PAGES] + [ROOT / "tools" / "run.py"]
-    text = "\n".join(path.read_text() for path in texts)
+def test_parameters_that_the_page_names_are_the_chapters():
+    text = PAGE.read_text() + (ROOT / "tools" / "run.py").read_text()
     named = re.findall(r"(?:tools\.run |notebooks/)([a-z]+/[a-z-]+)(.* -p .+)", text)
     assert len(named) >= 5
     for chapter, options in named:
@@ -76,7 +75,7 @@ def test_parameters_that_pages_name_are_the_chapters():
 
 BLOCKS = {
     f"{page.stem}-{k}": block
-    for page in (BOOK / "running.md", BOOK / "library.md", ROOT / "README.md")
+    for page in (PAGE, BOOK / "library.md", ROOT / "README.md")
     for k, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
     if "SLURMCluster" not in block  # the page says that this one was not run
 }
