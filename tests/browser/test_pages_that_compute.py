@@ -585,3 +585,25 @@ def test_what_is_refuted_is_not_called_a_theorem(visit):
             group.append(row.get_attribute("data-count"))
     assert "aot_capacity" not in groups["Memorized, by theorem"]
     assert groups["Claimed, and refuted as stated"] == ["aot_capacity"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_points_of_the_law_say_their_setting(opened, width):
+    page = opened("book/notebooks/training/growth.html", width)
+    figure = page.locator("figure:has(script.points)")
+    points = json.loads(figure.locator("script.points").text_content())
+    image, words = figure.locator("img"), figure.locator(".point")
+    image.scroll_into_view_if_needed()
+    assert words.is_hidden()
+    box = image.bounding_box()
+    for point in (points[0], points[-1]):
+        right, down = point["at"]
+        image.hover(position={"x": right * box["width"], "y": down * box["height"]})
+        said = words.text_content()
+        near = [p["says"] for p in points if math.dist(p["at"], point["at"]) < 0.02]
+        assert said in near
+        assert words.is_visible()
+    page.mouse.move(2, 2)
+    assert words.is_hidden()
+    assert page.faults == []
+    page.context.close()
