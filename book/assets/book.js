@@ -100,7 +100,9 @@ const NEAR = 12; // pixels from a point
 addEventListener("DOMContentLoaded", () => {
   for (const stored of document.querySelectorAll("script.points")) {
     const points = JSON.parse(stored.textContent);
-    const picture = stored.closest(".cell_output, figure").querySelector(".picture");
+    let cell = stored.closest(".cell"); // the picture is in one before
+    while (!cell.querySelector(".picture")) cell = cell.previousElementSibling;
+    const picture = cell.querySelector(".picture");
     const words = Object.assign(document.createElement("span"), { className: "point", hidden: true });
     picture.append(words);
     const image = picture.querySelector("img");

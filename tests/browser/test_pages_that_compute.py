@@ -590,8 +590,8 @@ def test_what_is_refuted_is_not_called_a_theorem(visit):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_points_of_the_law_say_their_setting(opened, width):
     page = opened("book/notebooks/training/growth.html", width)
-    figure = page.locator("figure:has(script.points)")
-    points = json.loads(figure.locator("script.points").text_content())
+    points = json.loads(page.locator("script.points").text_content())
+    figure = page.locator("#fig-growth-law")
     image, words = figure.locator("img"), figure.locator(".point")
     image.scroll_into_view_if_needed()
     assert words.is_hidden()

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
-from .reporting import display
+from ..checks import need
 
 if TYPE_CHECKING:
+    from IPython.display import HTML
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
@@ -64,11 +65,12 @@ def label_ends(ax: Axes | None = None) -> Axes:
     return ax
 
 
-def name_points(points: Sequence[tuple[Axes, float, float, str]]) -> None:
-    """Give each point of a figure words, which a browser shows where the mouse rests.
+def named_points(points: Sequence[tuple[Axes, float, float, str]]) -> HTML:
+    """Words for each point of a figure, which a browser shows where the mouse rests.
 
     A point is its axes, its horizontal and vertical value, and its words. Call it when all else is
-    drawn, before ``plt.show``: places are stored as shares of the picture, from its upper left.
+    drawn, before ``plt.show``, and let the next cell end with what it returns. Places are stored as
+    shares of the picture, from its upper left.
     """
     fig = points[0][0].figure
     fig.draw_without_rendering()  # now the places on paper are known
@@ -80,7 +82,7 @@ def name_points(points: Sequence[tuple[Axes, float, float, str]]) -> None:
         named.append({"at": [round(right, 4), round(1 - up, 4)], "says": words})
     stored = json.dumps(named, ensure_ascii=False).replace("<", r"\u003c")  # closes no script
     script = f'<script type="application/json" class="points">{stored}</script>'
-    display({"text/html": script, "text/plain": ""}, {})
+    return need("IPython.display").HTML(script)
 
 
 def curves(series: _Points, labels: _Axes, ax: Axes | None = None) -> Axes:

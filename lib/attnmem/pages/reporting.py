@@ -131,7 +131,7 @@ def glue(key: str, value: str | int) -> None:
     if not isinstance(value, (str, int)):
         refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
     data = {f"{_GLUE}text/plain": repr(value)}
-    display(data, {"scrapbook": {"name": key, "mime_prefix": _GLUE}})
+    _display(data, {"scrapbook": {"name": key, "mime_prefix": _GLUE}})
 
 
 def verdict(
@@ -212,7 +212,7 @@ def titled_table(title: str, name: str, rows: Sequence[Iterable[object]]) -> str
 
 def show(text: str, metadata: dict | None = None) -> None:
     """Show a text in MyST Markdown, as the output of a cell."""
-    display({"text/markdown": text, "text/plain": text}, metadata or {})
+    _display({"text/markdown": text, "text/plain": text}, metadata or {})
 
 
 def attempt(
@@ -237,7 +237,7 @@ def attempt(
     if among:
         answers = json.dumps(among if isinstance(among, str) else _spans(among, check))
         field = f'<div class="attempt" hidden data-answers="{html.escape(answers)}"></div>'
-        display({"text/html": field, "text/plain": ""}, {})
+        _display({"text/html": field, "text/plain": ""}, {})
 
 
 def _spans(among: Iterable[Any], check: Callable[[Any], bool | str]) -> list[list]:
@@ -269,7 +269,7 @@ def _judged(answer: Any, check: Callable[[Any], bool | str]) -> str:
     return f"not yet: try another answer than {answer!r}"
 
 
-def display(data: dict[str, str], metadata: dict) -> None:
+def _display(data: dict[str, str], metadata: dict) -> None:
     """In a notebook all of it; in a plain Python, as for code that is copied, its text."""
     notebook = sys.modules.get("IPython")
     if notebook and notebook.get_ipython():

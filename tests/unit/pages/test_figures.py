@@ -45,18 +45,16 @@ def test_a_figure_draws_its_data_on_the_given_axes(name):
     plt.close("all")
 
 
-def test_points_are_named_where_they_lie_in_the_picture(monkeypatch, tmp_path):
+def test_points_are_named_where_they_lie_in_the_picture(tmp_path):
     """A lone black dot on white paper is found in the saved picture at the place that is stored."""
-    shown = []
-    monkeypatch.setattr(figures, "display", lambda data, _: shown.append(data["text/html"]))
     figure, ax = plt.subplots(figsize=(4, 3))
     ax.set(xscale="log", xlim=(1, 100), ylim=(0, 1), ylabel="a label that is cut off otherwise")
     ax.plot([20], [0.3], "s", color="red", ms=4)
-    figures.name_points([(ax, 20, 0.3, "the dot, <b>bold</b>")])
+    named = figures.named_points([(ax, 20, 0.3, "the dot, <b>bold</b>")])
     figure.savefig(tmp_path / "picture.png", bbox_inches="tight")
     image = plt.imread(tmp_path / "picture.png")
     rows, columns = np.nonzero((image[..., 0] > 0.9) & (image[..., 1] < 0.1))
-    [point] = json.loads(shown[0].split(">", 1)[1].removesuffix("</script>"))
+    [point] = json.loads(named.data.split(">", 1)[1].removesuffix("</script>"))
     assert point["says"] == "the dot, <b>bold</b>"
     centre = [columns.mean() / image.shape[1], rows.mean() / image.shape[0]]
     assert point["at"] == pytest.approx(centre, abs=0.01)

@@ -32,7 +32,7 @@ def own(folder):
     shown = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNMEM_MEASUREMENTS", str(folder))
-        patch.setattr(reporting, "display", lambda *data: shown.append(data))
+        patch.setattr(reporting, "_display", lambda *data: shown.append(data))
         own = live.train(["dana-exp1", "dana-exp6"], minutes=ENDLESS, profile="quick")
         own.report({"dana-exp1": JUDGES["dana-exp1"]})
     [(data, metadata)] = shown

@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 def shown(monkeypatch):
     """From a record's arguments to the texts that it shows."""
     texts = []
-    monkeypatch.setattr(reporting, "display", lambda data, _: texts.append(data["text/markdown"]))
+    monkeypatch.setattr(reporting, "_display", lambda data, _: texts.append(data["text/markdown"]))
 
     def shown(name, axis, **options):
         record(name, axis, **options)

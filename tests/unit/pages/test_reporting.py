@@ -9,7 +9,9 @@ from attnmem.pages import reporting
 @pytest.fixture
 def displayed(monkeypatch):
     shown = []
-    monkeypatch.setattr(reporting, "display", lambda data, metadata: shown.append((data, metadata)))
+    monkeypatch.setattr(
+        reporting, "_display", lambda data, metadata: shown.append((data, metadata))
+    )
     return shown
 
 

@@ -49,7 +49,7 @@ def test_an_answer_gets_one_line(capsys, answer, check, said):
 def test_a_field_joins_numbers_of_one_line(monkeypatch, among, spans):
     """A word is an answer by itself, a single string names a function."""
     shown = []
-    monkeypatch.setattr(reporting, "display", lambda data, _: shown.append(data["text/html"]))
+    monkeypatch.setattr(reporting, "_display", lambda data, _: shown.append(data["text/html"]))
     attempt(None, lambda x: isinstance(x, str) or x >= 3 or "few", among)
     [answers] = re.findall('data-answers="(.*?)"', shown[0])
     assert json.loads(html.unescape(answers)) == spans
