@@ -77,9 +77,10 @@ def named_points(points: Sequence[tuple[Axes, float, float, str]]) -> HTML:
     paper = fig.get_tightbbox().padded(plt.rcParams["savefig.pad_inches"])  # as notebooks cut it
     named = []
     for ax, x, y, words in points:
-        place = ax.transData.transform((x, y)) / fig.dpi
-        right, up = (place - paper.min) / paper.size
-        named.append({"at": [round(right, 4), round(1 - up, 4)], "says": words})
+        place = ax.transData.transform((x, y))
+        if ax.bbox.contains(*place):  # it is drawn
+            right, up = (place / fig.dpi - paper.min) / paper.size
+            named.append({"at": [round(right, 4), round(1 - up, 4)], "says": words})
     stored = json.dumps(named, ensure_ascii=False).replace("<", r"\u003c")  # closes no script
     script = f'<script type="application/json" class="points">{stored}</script>'
     return need("IPython.display").HTML(script)

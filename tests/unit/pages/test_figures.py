@@ -50,7 +50,7 @@ def test_points_are_named_where_they_lie_in_the_picture(tmp_path):
     figure, ax = plt.subplots(figsize=(4, 3))
     ax.set(xscale="log", xlim=(1, 100), ylim=(0, 1), ylabel="a label that is cut off otherwise")
     ax.plot([20], [0.3], "s", color="red", ms=4)
-    named = figures.named_points([(ax, 20, 0.3, "the dot, <b>bold</b>")])
+    named = figures.named_points([(ax, 20, 0.3, "the dot, <b>bold</b>"), (ax, 200, 0.3, "outside")])
     figure.savefig(tmp_path / "picture.png", bbox_inches="tight")
     image = plt.imread(tmp_path / "picture.png")
     rows, columns = np.nonzero((image[..., 0] > 0.9) & (image[..., 1] < 0.1))
