@@ -277,7 +277,10 @@ def test_explorer_has_the_counts_of_the_library(visit):
         "One attention layer of GPT-2: at least 1.03 million numbers, at most 1.14 million, "
         "in 2.36 million parameters."
     )
-    assert "Ceiling: proved. Floor: proved for free tokens" in page.locator("[data-of=scope]").inner_text()
+    assert (
+        "Ceiling: proved. Floor: proved for free tokens"
+        in page.locator("[data-of=scope]").inner_text()
+    )
     for name, sizes in MODELS.items():
         page.get_by_role("button", name=name, exact=True).click()
         found = capacity(**sizes)
