@@ -18,7 +18,7 @@ import jupytext
 import pandas as pd
 import pytest
 
-from attnmem.lab import assumptions, experiments, laws, searches, store
+from attnmem.lab import assumptions, laws, searches, store
 from attnmem.pages import reporting, scaling
 from attnmem.papers import claims
 
@@ -449,16 +449,7 @@ def more_at_higher_entropy(c, r):
     return math.log(2) * (bits + left)
 
 
-def foretold():
-    """The accuracies that the curve foretold, by their settings."""
-    for name in laws.CLASSES:
-        for T in laws.PREDICTED.get(name, ()):
-            runs = experiments.runs(name, "paper", 1, where={"T": T})
-            values = laws.PREDICTIONS[name][f"curve-{T}"]
-            yield from {(name, T, r.H, r.n): x for r, x in zip(runs, values, strict=True)}.items()
-
-
-FORETOLD = dict(foretold())
+FORETOLD = laws.foretold().set_index(["experiment", "T", "H", "n"]).curve.dropna()
 
 
 def as_foretold(config, result):

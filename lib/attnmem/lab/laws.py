@@ -186,6 +186,24 @@ def predicted() -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def foretold() -> pd.DataFrame:
+    """The stored predictions: a row for each point of their curves.
+
+    Columns: its ``experiment``, ``T``, ``H``, ``n``; the accuracies by ``curve`` and by ``bits``,
+    or the share ``left``.
+    """
+    points = []
+    for name, sizes in PREDICTED.items():
+        laws = ("curve", "bits") if name in CLASSES else ("left",)
+        for T in sizes:
+            lines = [PREDICTIONS[name][f"{law}-{T}"] for law in laws]
+            runs = experiments.runs(name, "paper", 1, where={"T": T})
+            for run, *values in zip(runs, *lines, strict=True):
+                point = {"experiment": name, "T": T, "H": run.H, "n": run.n}
+                points.append(point | dict(zip(laws, values, strict=True)))
+    return pd.DataFrame(points)
+
+
 def predictions() -> pd.DataFrame:
     """The stored predictions, and what was trained since: a row for each point of their curves.
 
@@ -193,26 +211,17 @@ def predictions() -> pd.DataFrame:
     ``as many``, as if the number of right labels stayed as at the largest ``T`` of the laws, or the
     share ``left``; the mean of the ``trained``, NaN if there is no row, and how many ``seeds``.
     """
+    setting = ["experiment", "T", "H", "n"]
     rows = trainings([*PREDICTED])
     measured = rows.accuracy.where(rows.task == "classes", rows.left)
-    trained = measured.groupby([rows.experiment, rows["T"], rows.H, rows.n]).agg(["mean", "count"])
-    points = []
-    for name, sizes in PREDICTED.items():
-        figure = experiments.EXPERIMENTS[name].what
-        laws = ("curve", "bits") if name in CLASSES else ("left",)
-        for T in sizes:
-            lines = [PREDICTIONS[name][f"{law}-{T}"] for law in laws]
-            runs = experiments.runs(name, "paper", 1, where={"T": T})
-            for run, *values in zip(runs, *lines, strict=True):
-                point = {"figure": figure, "T": T, "H": run.H, "n": run.n}
-                point |= dict(zip(laws, values, strict=True))
-                before = _LARGEST.get(name, _OTHERS)
-                if name in CLASSES and (name, before, run.H, run.n) in trained.index:
-                    share = trained.loc[name, before, run.H, run.n]["mean"]
-                    point["as many"] = share * before / T
-                if (name, T, run.H, run.n) in trained.index:
-                    mean, seeds = trained.loc[name, T, run.H, run.n]
-                    point |= {"trained": mean, "seeds": seeds}
-                points.append(point)
+    trained = measured.groupby([rows[field] for field in setting]).agg(
+        trained="mean", seeds="count"
+    )
+    points = foretold()
+    before = points.experiment.map(_LARGEST).fillna(_OTHERS).astype(int)
+    known = points[setting].assign(T=before).join(trained, on=setting).trained
+    as_many = (known * before / points["T"]).where(points.experiment.isin(CLASSES))
+    figure = points.experiment.map(lambda name: experiments.EXPERIMENTS[name].what)
+    points = points.assign(**{"figure": figure, "as many": as_many}).join(trained, on=setting)
     columns = ["figure", "T", "H", "n", "curve", "bits", "as many", "left", "trained", "seeds"]
-    return pd.DataFrame(points, columns=columns)
+    return points[columns]
