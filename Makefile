@@ -32,7 +32,7 @@ CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run gpu html pdf test unit quick nbval steady seeds small browser chromium mutants lint format wheel lock clean
+.PHONY: help env book run gpu html address pdf test unit quick nbval steady seeds small browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -74,6 +74,9 @@ html: $(READY) ## build the HTML from the notebooks as they are, warnings are er
 	$(SHOW) 'HTML'
 	$(BIN)/jupyter-book build . --all -n -W --keep-going
 	@test -s _build/html/book/notebooks/front/overview.html
+
+address: $(READY) ## set the repository's address, and so the book's, in _config.yml (URL=https://github.com/..., SITE= elsewhere; URL= takes it back)
+	@$(BIN)/python -m tools.address '$(URL)' '$(SITE)'
 
 pdf: chromium ## the built book as one PDF, _build/book.pdf (after make book; some minutes)
 	$(SHOW) 'PDF'

@@ -23,7 +23,7 @@ from sphinx.util.docutils import ReferenceRole
 
 from tools import readers
 from tools.chapters import below, tidy, wheel_name
-from tools.wheel import build_wheel
+from tools.wheel import addressed_citation, build_wheel
 
 # --- Address: nothing leads to a repository that has none -----------------
 
@@ -44,6 +44,23 @@ def _settle_address(app: Any, config: Any) -> None:
     options["repository_branch"] = options.get("repository_branch") or "main"
     if "github.com" not in address:  # Colab opens notebooks of GitHub only
         options.get("launch_buttons", {}).pop("colab_url", None)
+
+
+TAKEN = "notebooks"  # the branch with what readers download, which book.yml writes
+COLAB = re.compile(r"/blob/[^/]+/book/notebooks/(.+)$")
+EDIT = re.compile(r"/book/notebooks/(.+)\.ipynb$")
+
+
+def _lead_to_sources(app: Any, page: str, template: str, context: dict[str, Any], _: Any) -> None:
+    """Colab opens a notebook in plain Markdown, and an edit is one of the text."""
+    for group in context.get("header_buttons", ()):
+        for button in group.get("buttons", ()):
+            url = button.get("url") or ""
+            if button["text"] == "Colab" and (found := COLAB.search(url)):
+                name = found[1].replace("/", "-")
+                button["url"] = f"{url[: found.start()]}/blob/{TAKEN}/{name}"
+            elif button.get("label") == "source-edit-button":
+                button["url"] = EDIT.sub(r"/book/text/\1.md", url)
 
 
 def _add_help(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
@@ -185,13 +202,15 @@ def _close_download(translator: Any, node: download_reference) -> None:
 
 
 ARCHIVE = "attnmem-notebooks"  # the zip's name, and the folder in it
+CITATION = "CITATION.cff"
 
 
 class _Take(ReferenceRole):
-    """A link to it: ``{take}`the wheel <wheel>``` or ``<notebooks>``, from any page."""
+    """A link to it from any page: ``{take}`the wheel <wheel>```, ``<notebooks>``, ``<citation>``."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        name = {"wheel": wheel_name(), "notebooks": f"{ARCHIVE}.zip"}[self.target]
+        names = {"wheel": wheel_name(), "notebooks": f"{ARCHIVE}.zip", "citation": CITATION}
+        name = names[self.target]
         address = "../" * self.env.docname.count("/") + f"downloads/{name}"
         return [nodes.reference("", self.title, refuri=address)], []
 
@@ -205,9 +224,9 @@ def _write_notebook(app: Any, doctree: nodes.document, page: str) -> None:
     source = Path(app.env.doc2path(page))
     if app.builder.format != "html" or source.suffix != ".ipynb":
         return
-    address = below(app.config.html_baseurl, app.builder.get_target_uri(page))
+    address = (app.config.html_baseurl, app.builder.get_target_uri(page))
     numbers = app.env.toc_fignumbers.get(page, {})
-    how = (app.config.numfig_format, numbers, address, app.wheel_hash)
+    how = (app.config.numfig_format, numbers, *address, app.wheel_hash)
     nbformat.write(readers.rewritten(nbformat.read(source, 4), doctree, *how), _taken(app, page))
 
 
@@ -223,12 +242,25 @@ def _hand_out(app: Any, failure: Exception | None) -> None:
     if failure or app.builder.format != "html":
         return
     downloads = Path(app.outdir) / "downloads"
+    (downloads / CITATION).write_text(addressed_citation(), "utf-8")
     with zipfile.ZipFile(downloads / f"{ARCHIVE}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(downloads / wheel_name(), f"{ARCHIVE}/{wheel_name()}")
         for page in sorted(app.env.found_docs):
             if (path := _taken(app, page)).exists():
                 shutil.copy(path, Path(app.outdir) / "_sources" / f"{page}.ipynb")
                 archive.write(path, f"{ARCHIVE}/{path.name}")
+
+
+def _map_site(app: Any, failure: Exception | None) -> None:
+    """A list of all pages for search engines, in a book that has an address."""
+    base = app.config.html_baseurl
+    if failure or not base or app.builder.format != "html":
+        return
+    pages = [below(base, app.builder.get_target_uri(page)) for page in sorted(app.env.found_docs)]
+    lines = [f"<url><loc>{html.escape(page)}</loc></url>" for page in pages]
+    opening = '<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">'
+    listed = "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', opening, *lines, "</urlset>\n"])
+    (Path(app.outdir) / "sitemap.xml").write_text(listed, "utf-8")
 
 
 # --- Icons: of the theme's font, which has 1,400, what the pages show -----
@@ -413,6 +445,7 @@ def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("config-inited", _settle_address)  # before the theme reads its options
     app.connect("html-page-context", _add_help, priority=502)  # the theme adds its buttons at 501
+    app.connect("html-page-context", _lead_to_sources, priority=502)
     app.connect("config-inited", _sign)
     app.connect("html-page-context", _describe)
     app.connect("html-collect-pages", _lost)
@@ -433,6 +466,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", _build_library)
     app.connect("doctree-resolved", _write_notebook, priority=900)
     app.connect("build-finished", _hand_out)
+    app.connect("build-finished", _map_site)
     app.connect("build-finished", _keep_one_viewport)
     app.connect("build-finished", _pick_icons)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -81,24 +81,26 @@ def wheel_name() -> str:
     return f"attnmem-{version}-py3-none-any.whl"
 
 
+def site() -> str:
+    """Where the built book stands, empty as long as it stands nowhere."""
+    return tidy((config().get("html") or {}).get("baseurl"))
+
+
 def below(base: str | None, path: str) -> str:
     """The address of a file of the book; empty, if the book has none."""
     return f"{base.rstrip('/')}/{path}" if base else ""
 
 
-def colab_cell(sha256: str = "") -> nbformat.NotebookNode:
+def colab_cell(base: str = "", sha256: str = "") -> nbformat.NotebookNode:
     """The first cell of every notebook, which does nothing where the library is installed.
 
-    It installs the library from a wheel beside the notebook; on Colab also from an address, if
-    ``_config.yml`` has the book's or the repository's. Else it says what is needed. A wheel whose
-    hash is another is refused, unless none is known, as in the repository.
+    It installs the library from a wheel beside the notebook, else from the address of the built
+    book, which only a downloaded notebook knows. Without either it says what is needed. A wheel
+    whose hash is another is refused, unless none is known, as in the repository.
     """
-    address, branch = repository()
-    place = f"git+{address}@{branch}" if address else ""
-    if site := (config().get("html") or {}).get("baseurl"):
-        place = below(site, f"downloads/{wheel_name()}")
-        if sha256:
-            place += f"#sha256={sha256}"
+    place = below(base, f"downloads/{wheel_name()}")
+    if place and sha256:
+        place += f"#sha256={sha256}"
     source = (BOOK / "fragments" / "install.ipy").read_text("utf-8").rstrip()
     source = source.replace("<address>", place).replace("<sha256>", sha256)
     metadata = {"tags": [COLAB, "remove-cell"]}

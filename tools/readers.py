@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 import nbformat
 from docutils import nodes
 
-from tools.chapters import BOOK, COLAB, colab_cell
+from tools.chapters import BOOK, COLAB, below, colab_cell
 
 SVG = "http://www.w3.org/2000/svg"
 PICTURES = BOOK / "assets" / "pictures.css"  # what all of them share
@@ -236,20 +236,21 @@ def rewritten(
     page: nodes.document,
     formats: dict,
     numbers: dict,
-    address: str,
+    base: str,
+    target: str,
     sha256: str,
 ) -> nbformat.NotebookNode:
     """The notebook with its text in plain Markdown, captions below their cells, the first new.
 
     Formats are such as ``{"figure": "Fig. %s"}``, numbers those of each kind of element by its
-    identifier. Without the built page's address, links within the book are words. The hash is
-    that of the wheel.
+    identifier. The base is the address of the built book, and the target that of the page below it;
+    without a base, links within the book are words. The hash is that of the wheel.
     """
-    texts, cells = _texts(page.deepcopy(), _Markdown(formats, numbers, address)), []
+    texts, cells = _texts(page.deepcopy(), _Markdown(formats, numbers, below(base, target))), []
     for position, cell in enumerate(notebook.cells):
         text = "\n\n".join(filter(None, texts[position]))
         if cell.cell_type == "code":
-            cells.append(colab_cell(sha256) if cell.get("id") == COLAB else cell)
+            cells.append(colab_cell(base, sha256) if cell.get("id") == COLAB else cell)
         if text:
             name = cell.id if cell.cell_type == "markdown" else f"{cell.id}-caption"
             cells.append(nbformat.v4.new_markdown_cell(text, id=name))

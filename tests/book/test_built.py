@@ -7,11 +7,11 @@ import importlib.util
 import io
 import os
 import re
-import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
-from pathlib import Path
+from email import message_from_bytes
 from urllib.parse import urlparse
 from xml.etree import ElementTree
 
@@ -21,119 +21,18 @@ import yaml
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from small_book import IMPORTS, NOTATION, NOTEBOOK, PAGE, PIXEL, SAMPLE, build
 from tools import chapters
-from tools.chapters import BOOK, ROOT, TEXT, colab_cell, config, wheel_name
-from tools.wheel import FIRST, build_wheel
+from tools.chapters import BOOK, ROOT, TEXT, colab_cell, wheel_name
+from tools.wheel import FIRST, build_sdist, build_wheel
 
-NOTEBOOK, PAGE, NOTATION = "book/notebooks/foundations/attention", "book/running", "book/notation"
 ADDRESS, BRANCH = "https://github.com/someone/somewhere", "trunk"
 THERE = {"repository": {"url": f"{ADDRESS}.git/", "branch": BRANCH}}
 SITE = {"html": {"baseurl": "https://someone.example/book"}}
+COLAB = "https://colab.research.google.com/github"
 OUTSIDE = r"github|gitlab|bitbucket|colab|binder|jupyterhub"
 DOORS = r"btn-source|btn-launch|launch-buttons|source-buttons|logo_(?:colab|binder|jupyterhub)"
 CODE = "code-cell"  # a cell, no directive of a notebook
-SAMPLE = r"""
-(ch-attention)=
-# A *sample* with $x_1$
-
-{cite:t}`mahdavi2024` and others {cite}`dana2025` {term}`memorize` {glue:text}`count` labels; see
-{ref}`ch-checking`, {ref}`ch-attention`, {prf:ref}`thm-sample`, {eq}`eq-sample`,
-{numref}`tab-sample`, {numref}`fig-drawn`,
-{take}`a file <wheel>` and [a page](https://example.org/a_b). Neither an asterisk \* nor a price of
-\$5 is markup, `a|b` is code.
-{index}`!An entry` is a word.
-
-$$
-a &= |b| \\
-c &= d
-$$ (eq-sample)
-
-\begin{align}
-a &= b
-\end{align}
-
-```{math}
-:label: eq-second
-e = f
-```
-+++
-:::{prf:theorem} A. Author, Theorem 2: of $H$ heads
-:label: thm-sample
-
-It holds that
-
-$$
-1 < 2 .
-$$
-:::
-
-::::{dropdown} Proof of $H$ & more
-:::{prf:proof}
-By counting.
-
-1. One.
-2. Two:
-   - nested
-:::
-::::
-
-## Below
-
-:::{admonition} Differences from the paper
-- **One** difference.
-- Another.
-:::
-
-:::{table} A table of $x$.
-:name: tab-sample
-
-| Letter | Meaning |
-|---|---|
-| $\|x\|$ | a norm, or `x\|y` |
-:::
-
-:::{list-table} Items
-:header-rows: 1
-* - To
-  - Do
-* - run
-  - `make`
-:::
-
-(fig-drawn)=
-
-```{raw} html
-:file: ../../assets/pictures/xor.html
-```
-
-```{raw} html
-<form id="explorer"></form>
-```
-
-:::::{grid} 1 1 2 2
-::::{grid-item-card} Read
-:link: ch-checking
-:link-type: ref
-The words of a card.
-::::
-:::::
-
-:::{container} finding
-**One** number in a box.
-:::
-
-% A comment that nobody reads.
-
-```{include} ../../fragments/downloads.md
-```
-
-{download}`Rows <../../references.bib>`
-
-"""
-SAMPLE += "\n".join(
-    f":::{{prf:{kind}}}\n:label: {kind}-sample\nA {kind}.\n:::"
-    for kind in ("lemma", "corollary", "proposition", "definition", "assumption", "remark")
-)
 PLAIN = [
     "# A *sample* with $x_1$",
     "Mahdavi *et al.* (2024) and others (Dana *et al.*, 2025) memorize 41 labels",
@@ -162,8 +61,6 @@ PLAIN = [
 MARKUP = r":::|^\(\S+\)=|\{[a-z:-]+\}[`\[]|^`{3,}\{|^%|sd-|<script|<form"
 
 ROLE, DIRECTIVE = r"\{([\w:-]+)\}`", r"(?m)^[ >]*(?::{3,}|`{3,})\{([\w:-]+)\}"
-IMPORTS = "import torch\n\ntorch.set_default_dtype(torch.float64)"
-PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()  # no more than that is read
 
 
 @pytest.mark.parametrize("kind", [ROLE, DIRECTIVE])
@@ -172,47 +69,6 @@ def test_sample_has_each_role_and_directive(kind):
     used = {name for path in paths for name in re.findall(kind, path.read_text("utf-8"))}
     missing = used - {CODE} - {*re.findall(kind, SAMPLE)}
     assert missing == set(), "add them to SAMPLE here, and to PLAIN what readers take home"
-
-
-def cells():
-    """The sample in two cells, a glued value, a fold of imports, and a picture with a caption."""
-    first, second = map(nbformat.v4.new_markdown_cell, SAMPLE.split("\n+++\n"))
-    record = "application/papermill.record/"
-    glued = nbformat.v4.new_output(
-        "display_data",
-        {f"{record}text/plain": "41"},
-        metadata={"scrapbook": {"name": "count", "mime_prefix": record}},
-    )
-    figure = {"caption": "A caption with $x$. See {ref}`ch-checking`.", "name": "fig-sample"}
-    picture = nbformat.v4.new_output("display_data", {"image/png": PIXEL})
-    code = [
-        nbformat.v4.new_code_cell("1", outputs=[glued], metadata={"tags": ["remove-cell"]}),
-        nbformat.v4.new_code_cell(IMPORTS, metadata={"tags": ["hide-input", "imports"]}),
-        nbformat.v4.new_code_cell("2", outputs=[picture], metadata={"mystnb": {"figure": figure}}),
-    ]
-    return [first, nbformat.from_dict({**colab_cell(), "source": "stale"}), *code, second]
-
-
-def build(folder, **settings):
-    """The sample and two pages, with this book's extension and some settings changed."""
-    others = shutil.ignore_patterns("notebooks", "text", "mathjax")
-    shutil.copytree(ROOT / "book", folder / "book", ignore=others)
-    shutil.copytree(ROOT / "tools", folder / "tools")
-    (folder / "lib").symlink_to(ROOT / "lib")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    notebook = nbformat.v4.new_notebook(cells=cells(), metadata=metadata)
-    (folder / NOTEBOOK).parent.mkdir(parents=True)
-    nbformat.write(notebook, folder / f"{NOTEBOOK}.ipynb")
-    listed = [{"file": page} for page in (PAGE, NOTATION)]
-    toc = {"format": "jb-book", "root": NOTEBOOK, "options": {"numbered": True}}
-    (folder / "_toc.yml").write_text(yaml.safe_dump({**toc, "chapters": listed}))
-    (folder / "_config.yml").write_text(yaml.safe_dump({**config(), **settings}))
-    command = [Path(sys.executable).parent / "jupyter-book", "build", folder]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "_build" / "html"
 
 
 @pytest.fixture(scope="module")
@@ -276,19 +132,55 @@ def test_a_picture_has_a_number_where_its_name_leads(closed):
 
 
 def test_address_opens_files_of_that_branch(opened):
-    chapter, file = opened / f"{NOTEBOOK}.html", f"{NOTEBOOK}.ipynb"
+    """Colab opens what readers download, an edit is one of the text."""
+    file, branch = f"{NOTEBOOK}.ipynb", f"{ADDRESS}/edit/{BRANCH}"
+    chapter, text = opened / f"{NOTEBOOK}.html", NOTEBOOK.replace("/notebooks/", "/text/")
     assert {url for url in outside(chapter) if "/issues/" not in url} == {
         f"https://mybinder.org/v2/gh/someone/somewhere/{BRANCH}?urlpath=lab/tree/{file}",
-        f"https://colab.research.google.com/github/someone/somewhere/blob/{BRANCH}/{file}",
+        f"{COLAB}/someone/somewhere/blob/notebooks/foundations-attention.ipynb",
+        f"{branch}/{text}.md",
         ADDRESS,
     }
     for name in (NOTEBOOK, PAGE, NOTATION):
         [issues] = [url for url in outside(opened / f"{name}.html") if "/issues/" in url]
         assert issues.startswith(f"{ADDRESS}/issues/new?")
     for name in (PAGE, NOTATION):  # nothing to launch
-        assert len(outside(opened / f"{name}.html")) == 2
+        assert f"{branch}/{name}.md" in outside(opened / f"{name}.html")
+        assert len(outside(opened / f"{name}.html")) == 3
         assert "without a public address" not in words(opened / f"{name}.html")
     assert "rocket" in words(opened / f"{PAGE}.html")
+
+
+def test_address_is_told_to_search_engines_and_citations(opened, closed):
+    site = SITE["html"]["baseurl"]
+    listed = ElementTree.parse(opened / "sitemap.xml").getroot()
+    found = {place[0].text for place in listed}
+    assert {f"{site}/{name}.html" for name in (NOTEBOOK, PAGE, NOTATION)} <= found
+    for url in found:
+        assert (opened / url.removeprefix(f"{site}/")).is_file()
+    assert (
+        f'<link rel="canonical" href="{site}/{PAGE}.html"' in (opened / f"{PAGE}.html").read_text()
+    )
+    assert not (closed / "sitemap.xml").exists()
+    cited = yaml.safe_load((opened / "downloads" / "CITATION.cff").read_text())
+    assert (cited.pop("url"), cited.pop("repository-code")) == (site, ADDRESS)
+    assert cited == yaml.safe_load((closed / "downloads" / "CITATION.cff").read_text())
+
+
+def metadata(site):
+    with zipfile.ZipFile(site / "downloads" / wheel_name()) as wheel:
+        [name] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+        return message_from_bytes(wheel.read(name))
+
+
+def test_address_is_in_the_metadata_of_the_wheel(opened, closed):
+    """Which are otherwise the same, as all files of the library are."""
+    told = metadata(opened)
+    homepage = SITE["html"]["baseurl"]
+    assert told.get_all("Project-URL") == [f"Homepage, {homepage}", f"Repository, {ADDRESS}"]
+    del told["Project-URL"]
+    assert told.as_string() == metadata(closed).as_string()
+    assert "urls" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def published(site):
@@ -321,7 +213,7 @@ def test_downloads_keep_cells_but_the_first(closed):
     found = downloaded(closed).cells
     kinds = "".join(cell.cell_type[0] for cell in found)
     assert kinds == "mccccmm"  # below the picture its caption
-    assert found[1].source == colab_cell(published(closed)).source
+    assert found[1].source == colab_cell(sha256=published(closed)).source
     assert [cell.source for cell in found[2:5]] == ["1", IMPORTS, "2"]
     assert found[4].outputs[0].data["image/png"].strip() == PIXEL
 
@@ -370,46 +262,37 @@ def first_cell(monkeypatch, tmp_path):
     asked = []
     shell.register_magic_function(asked.append, "line", "pip")
 
-    def run(installed=False, colab=False, sha256="", **settings):
-        monkeypatch.setattr(chapters, "config", lambda: settings)
+    def run(installed=False, base="", sha256=""):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
-        if colab:
-            monkeypatch.setitem(sys.modules, "google.colab", object())
-        error = shell.run_cell(colab_cell(sha256).source).error_in_exec
+        error = shell.run_cell(colab_cell(base, sha256).source).error_in_exec
         assert error is None or isinstance(error, ModuleNotFoundError)
         return str(error or ""), asked
 
     return run
 
 
-FROM = {
-    "nowhere": ({"repository": {"url": ""}}, ""),
-    "the repository": (THERE, f"git+{ADDRESS}@{BRANCH}"),
-    "the book": ({**THERE, **SITE}, f"https://someone.example/book/downloads/{wheel_name()}"),
-}
+BASE = SITE["html"]["baseurl"]
 
 
-@pytest.mark.parametrize("colab", [True, False])
-@pytest.mark.parametrize("place", FROM)
-def test_first_cell_installs_or_says_how(first_cell, colab, place):
-    settings, source = FROM[place]
-    assert first_cell(installed=True, colab=colab, **settings) == ("", [])
-    error, asked = first_cell(colab=colab, **settings)
-    if colab and source:
-        assert (error, asked) == ("", [f'install -q "attnmem[certify] @ {source}"'])
-    else:
-        assert all(step in error for step in ("front page", "beside this notebook", "on Colab"))
-        assert f"pip install '{source or 'attnmem-*.whl'}'" in error
-        assert asked == []
+def test_first_cell_installs_from_the_address_or_says_how(first_cell):
+    for base in ("", BASE):
+        assert first_cell(installed=True, base=base) == ("", [])
+    error, asked = first_cell()
+    assert all(step in error for step in ("front page", "beside this notebook", "on Colab"))
+    assert "pip install 'attnmem-*.whl'" in error
+    assert asked == []
+    error, asked = first_cell(base=f"{BASE}/", sha256="0" * 64)
+    wheel = f"{BASE}/downloads/{wheel_name()}#sha256={'0' * 64}"
+    assert (error, asked) == ("", [f'install -q "attnmem[certify] @ {wheel}"'])
 
 
-@pytest.mark.parametrize("place", FROM)
-def test_first_cell_installs_the_newest_wheel(first_cell, tmp_path, place):
+@pytest.mark.parametrize("base", ["", BASE])
+def test_first_cell_installs_the_newest_wheel(first_cell, tmp_path, base):
     """Also if a browser named it as a second download."""
     (tmp_path / "attnmem-0.1.0-py3-none-any (1).whl").touch()
     (tmp_path / "attnmem-0.2.0-py3-none-any.whl").touch()
     os.utime(tmp_path / "attnmem-0.2.0-py3-none-any.whl", (0, 0))
-    error, [asked] = first_cell(**FROM[place][0])
+    error, [asked] = first_cell(base=base)
     wheel = r"file://\S+/attnmem-0\.1\.0-py3-none-any\.whl"
     assert re.fullmatch(rf'install -q "attnmem\[certify\] @ {wheel}"', asked)
     assert error == ""
@@ -430,18 +313,27 @@ def test_first_cell_installs_the_published_wheel(first_cell, tmp_path, capsys):
     assert len(asked) == 1
     other = hashlib.sha256(b"another").hexdigest()
     assert all(said in error for said in (later.name, known, other, "front page"))
+    assert first_cell(base=BASE, sha256=known)[1][1:] == [
+        f'install -q "attnmem[certify] @ {BASE}/downloads/{wheel_name()}#sha256={known}"'
+    ]
     first_cell()
     assert f"{later.name} {other} not checked" in capsys.readouterr().out
 
 
-def test_wheel_has_the_same_bytes_everywhere(closed, opened, tmp_path, monkeypatch):
-    one, other = published(closed), published(opened)
-    assert one == other
+def test_wheel_has_the_same_bytes_everywhere(closed, tmp_path, monkeypatch):
+    one = published(closed)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", FIRST)  # as in an archive of the repository
     before = os.umask(0o077)
     built = build_wheel(tmp_path)
     os.umask(before)
     assert hashlib.sha256(built.read_bytes()).hexdigest() == one
+    (tmp_path / "source").mkdir()
+    build_sdist(tmp_path / "source")
+    [sdist] = (tmp_path / "source").iterdir()
+    command = "pip wheel --quiet --no-deps --no-build-isolation --wheel-dir"
+    subprocess.run([sys.executable, "-m", *command.split(), sdist.parent, sdist], check=True)
+    again = sdist.parent / wheel_name()
+    assert hashlib.sha256(again.read_bytes()).hexdigest() == one
 
 
 @pytest.mark.parametrize(
