@@ -142,7 +142,7 @@ def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
 
 @checked
 def sign_vectors(total: int, rank: int) -> int:
-    r"""Sign vectors of ``T`` examples that a read-out meets: :math:`2 \sum_{k<R} \binom{T-1}{k}`.
+    r"""Sign vectors of ``T`` examples that a read-out gives: :math:`2 \sum_{k<R} \binom{T-1}{k}`.
 
     It holds for features of rank ``R`` of which any ``min(T, R)`` are independent, as those of
     random attention are. With trained attention it is a lower bound, where ``R`` is the floor of
@@ -167,7 +167,7 @@ def sign_vectors(total: int, rank: int) -> int:
 # labels are out of reach (Sard's theorem). A floor rests on weights where the output is zero:
 # 1. The heads of a group attend alike and their values sum to zero, so they cancel for all data.
 # 2. When such heads move apart, the output moves. If the derivative in the weights has rank T,
-#    small steps meet all small labels of T examples; its rank is the same for almost all data.
+#    small steps store all small labels of T examples; its rank is the same for almost all data.
 # 3. The read-out W_D scales small labels to any size. Near weights with another output it would
 #    scale that output, too, which is why the heads have to cancel.
 # Two heads with values w and -w count as one free head does. Contexts have at least two tokens.
