@@ -52,11 +52,13 @@ EDIT = re.compile(r"/book/notebooks/(.+)\.ipynb$")
 
 
 def _lead_to_sources(app: Any, page: str, template: str, context: dict[str, Any], _: Any) -> None:
-    """Colab opens a notebook in plain Markdown, and an edit is one of the text."""
+    """Colab opens a notebook in plain Markdown, an edit is one of the text, marks are of one font."""
     for group in context.get("header_buttons", ()):
-        for button in group.get("buttons", ()):
+        for button in (group, *group.get("buttons", ())):
             url = button.get("url") or ""
-            if button["text"] == "Colab" and (found := COLAB.search(url)):
+            if "fab " in (button.get("icon") or ""):  # a font of 110 kB for one mark
+                button["icon"] = "fas fa-code-branch"
+            if button.get("text") == "Colab" and (found := COLAB.search(url)):
                 name = found[1].replace("/", "-")
                 button["url"] = f"{url[: found.start()]}/blob/{TAKEN}/{name}"
             elif button.get("label") == "source-edit-button":
