@@ -1,5 +1,7 @@
 """One fact more: every answer kept, the count of facts, what is refused, and exact forgetting."""
 
+import copy
+import pickle
 import re
 
 import pytest
@@ -404,3 +406,124 @@ def test_answers_as_they_are_cost_nothing():
     assert fill(memory, E, e, out, 30) == 30
     assert memory.room == 0
     assert memory.price < 1e-20
+
+
+def least_norm(layer, others, facts, features, answers):
+    """The plain version: all facts at once, in lengths that others decide."""
+    start = torch.block_diag(*layer.W_V) @ layer.W_O @ layer.W_D
+    Z = features(layer, *others)
+    C = Z.mT @ Z / len(Z)
+    X = features(layer, *facts)
+    G = X @ torch.linalg.solve(C, X.mT)
+    return start + torch.linalg.solve(C, X.mT @ torch.linalg.solve(G, answers - X @ start))
+
+
+def test_weights_of_many_facts_are_those_of_one_solve():
+    """Across the sizes at which buffers grow, with outputs of their own, and after forgetting."""
+    E, e, _ = data(50, 900, 3, 8)
+    layer = random_mha(6, 8, 4, seed=50, spread=2)
+    layer = layer._replace(W_D=torch.cat([layer.W_D, -layer.W_D.flip(0), layer.W_D], dim=1))
+    layer = MHAWeights(*(W.double() for W in layer))
+    labels = torch.randn(45, 3, generator=torch.Generator().manual_seed(50)).double()
+    memory, kept = Memory(layer, E[100:], e[100:]), []
+    for t in range(45):
+        assert memory.write(E[t], e[t], labels[t]) == t
+        kept.append(t)
+        if t in (15, 16, 31, 32):
+            memory.forget(kept.pop(3))
+        if t in (14, 15, 16, 17, 31, 32, 33, 44):
+            facts, others = (E[kept], e[kept]), (E[100:], e[100:])
+            wanted = least_norm(layer, others, facts, mha_features, labels[kept])
+            found = memory.layer().W_V.flatten(0, 1)
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+            assert memory.room == 48 - len(kept)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_a_copy_has_facts_of_its_own(ten, again):
+    memory, _, E, e, _ = ten
+    other = again(memory)
+    memory.write(E[10], e[10], 1.0)
+    other.write(E[11], e[11], 2.0)
+    memory.write(E[11], e[11], -2.0)
+    for one, labels in ((memory, [1.0, -2.0]), (other, [None, 2.0])):
+        out = mha(one.layer(), E[10:12], e[10:12])[:, 0].tolist()
+        for found, label in zip(out, labels, strict=True):
+            assert label is None or found == pytest.approx(label)
+
+
+def test_a_refused_fact_leaves_no_row_behind(ten):
+    memory, _, E, e, y = ten
+    for t in range(10, 15):
+        unfit(memory, E[3], e[3], y[3] + 1)
+        memory.write(E[t], e[t], y[t])
+    out = mha(memory.layer(), E[:15], e[:15])[:, 0]
+    torch.testing.assert_close(out, y[:15], rtol=0, atol=1e-8)
+
+
+WIDTHS = [(3, 5, 2, 2, 6), (4, 6, 2, 3, 1), (2, 4, 3, 1, 4)]
+
+
+@pytest.mark.parametrize(("H", "d", "d_h", "d_v", "d_out"), WIDTHS)
+def test_with_the_same_widths_only_the_output_map_changes(H, d, d_h, d_v, d_out):
+    E, e, _ = data(51, 300, 3, d)
+    g = torch.Generator().manual_seed(51)
+    shapes = (H, d, d_h), (H, d, d_h), (H, d, d_v), (H * d_v, 7), (7, d_out)
+    layer = MHAWeights(*(torch.randn(shape, generator=g).double() for shape in shapes))
+    bias = torch.randn(d_out, generator=g)
+    memory = Memory(layer, E[50:], e[50:], keep=(E[40:42], e[40:42]), same_widths=True, bias=bias)
+    before = mha(layer, E, e)
+    torch.testing.assert_close(mha(memory.layer(), E, e), before)
+    assert memory.room == H * d_v - 2
+    labels = torch.randn(H * d_v, d_out, generator=g).double()
+    assert fill(memory, E, e, labels, H * d_v) == H * d_v - 2
+    edited = memory.layer()
+    for name in ("W_Q", "W_K", "W_V"):
+        assert torch.equal(getattr(edited, name), getattr(layer, name))
+    assert edited.W_O.shape == (H * d_v, d_out)
+    assert torch.equal(edited.W_D, torch.eye(d_out).double())
+    after, n = mha(edited, E, e) + bias, H * d_v - 2
+    torch.testing.assert_close(after[:n], labels[:n], rtol=0, atol=1e-8)
+    torch.testing.assert_close(after[40:42], before[40:42] + bias, rtol=0, atol=1e-8)
+    said = unfit(memory, E[n], e[n], labels[n])
+    assert said.endswith(f"(room for 0 of {H * d_v}; W_O has {H * d_v} rows)")
+    implied = float(re.search(r"expected \[([^,\]]*)", said)[1])
+    assert implied == pytest.approx(float(after[n, 0]), rel=1e-4, abs=1e-6)
+
+
+def test_a_bias_is_a_part_of_labels(ten):
+    _, layer, E, e, y = ten
+    memory = Memory(layer, E[20:], e[20:], bias=torch.tensor([5.0]))
+    memory.write(E[0], e[0], y[0])
+    assert float(mha(memory.layer(), E[:1], e[:1])) + 5 == pytest.approx(float(y[0]))
+    said = unfit(memory, E[0], e[0], y[0] + 1)
+    assert f"got [{float(y[0]) + 1:.7g}]; expected [{float(y[0]):.7g}], already" in said
+    for bias, refusal in (
+        (torch.ones(2), "bias: got d_out = 2"),
+        (torch.tensor([torch.nan]), "bias: got 1 entries"),
+    ):
+        with pytest.raises(ValueError, match=refusal):
+            Memory(layer, E[20:], e[20:], bias=bias)
+
+
+@pytest.mark.parametrize("same_widths", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_missed_is_what_rounded_weights_do(same_widths, dtype):
+    E, e, _ = data(52, 300, 3, 6)
+    layer = random_mha(4, 6, 3, seed=52, value_dim=3)
+    bias = torch.tensor([0.5])
+    memory = Memory(layer, E[50:], e[50:], same_widths=same_widths, bias=bias)
+    assert memory.missed(dtype) == 0
+    labels = torch.randn(8, generator=torch.Generator().manual_seed(1)).double()
+    before = mha(layer, E[:8], e[:8])[:, 0] + 0.5
+    fill(memory, E, e, labels, 8)
+    edited = memory.layer()
+    name = "W_O" if same_widths else "W_V"
+    rounded = edited._replace(**{name: getattr(edited, name).to(dtype).double()})
+    off = (mha(rounded, E[:8], e[:8])[:, 0] + 0.5 - labels).abs()
+    wanted = float((off / torch.maximum(labels.abs(), before.abs())).max())
+    assert memory.missed(dtype) == pytest.approx(wanted, rel=1e-3, abs=1e-12)
+    if dtype == torch.bfloat16:
+        assert wanted > 1e-4
