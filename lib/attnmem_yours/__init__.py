@@ -14,10 +14,10 @@ from .files import Loaded, load
 from .layer import Rank
 from .memorization import Memorized, memorize, predict
 from .models import ModelCapacity, model_capacity
-from .modules import FromTorch, SavedLayer, from_torch, saved_layer, to_torch
+from .modules import FromTorch, LayerMemory, SavedLayer, from_torch, saved_layer, to_torch
 from .silent import Met, meet_labels
 
-__all__ = ["Bound", "Capacity", "Examination", "FromTorch", "Loaded", "Memorized", "Rank"]
-__all__ += ["Memory", "SavedLayer", "Tested", "capacity", "cut", "examine", "from_torch"]
+__all__ = ["Bound", "Capacity", "Examination", "FromTorch", "LayerMemory", "Loaded", "Memorized"]
+__all__ += ["Memory", "Rank", "SavedLayer", "Tested", "capacity", "cut", "examine", "from_torch"]
 __all__ += ["ModelCapacity", "load", "memorize", "model_capacity", "predict", "saved_layer"]
 __all__ += ["Met", "meet_labels", "to_torch"]

@@ -6,17 +6,26 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnmem.checks import FLOATS, check_finite, check_integer, checked, refuse
+from attnmem.checks import (
+    FLOATS,
+    Range,
+    check_finite,
+    check_integer,
+    check_tensor,
+    checked,
+    refuse,
+)
 from attnmem.core.layers import MHAWeights
 from attnmem.features.corpora import Inputs
 from attnmem.features.encoders import Encoder, saved_config, trained_encoder
+from attnmem.theory.editing import Memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +252,101 @@ _READERS: dict[str, Callable[[Any], _LinearMaps]] = {"torch.MultiheadAttention":
 _READERS |= dict.fromkeys(("transformers.BertAttention", "transformers.ViTAttention"), _of_linear)
 _READERS |= {"transformers.GPT2Attention": _of_gpt2}
 _DROPS = ("p", "dropout", "dropout_prob", "attention_dropout")  # what layers call its share
+
+
+class LayerMemory(Memory):
+    """A :class:`Memory` of a layer of torch or transformers, whose facts go back into its model.
+
+    Facts change its output map alone, such as ``out_proj.weight``; biases, widths and all else
+    stay. So there is room for at most as many facts as this map has inputs. ``contexts`` and
+    ``queries``, and those of ``keep``, are tokens as the layer takes them: all that a query sees,
+    so without padding, and in GPT-2 none behind it; and one query for each context. Tokens are keys
+    and values, and facts may have contexts of any length. A label is all that the layer is to
+    return there, with its bias; of BERT's layer before the residual and its norm.
+
+    Example:
+        >>> layer, x = nn.MultiheadAttention(6, 2, batch_first=True), torch.randn(50, 3, 6)
+        >>> memory = LayerMemory(layer, x[1:], x[1:, 0])
+        >>> memory.write(x[0], x[0, 0], torch.ones(6))
+        0
+        >>> layer = memory.into(layer)
+        >>> bool((layer(x[:1, :1], x[:1], x[:1])[0] - 1).abs().max() < 1e-3)
+        True
+    """
+
+    def __init__(
+        self, layer: nn.Module, contexts: Tensor, queries: Tensor, *, keep: tuple = ()
+    ) -> None:
+        self._taken, maps = from_torch(layer), _linear_maps(layer)
+        self._staying = copy.deepcopy(_staying(maps))
+        weights, (_, _, b_v, b_o) = self._taken.weights, maps.biases
+        if b_v is not None:  # a part of what the output map reads
+            W_V = weights.W_V.clone()
+            W_V[:, -1] = b_v.detach().to(W_V).unflatten(0, (maps.heads, -1))
+            weights = weights._replace(W_V=W_V)
+        if isinstance(keep, tuple) and len(keep) == 2:
+            keep = self._inputs(*keep)
+        super().__init__(
+            weights,
+            *self._inputs(contexts, queries),
+            keep=keep,
+            same_widths=True,
+            bias=None if b_o is None else b_o.detach().to(weights.W_O),
+        )
+
+    def _inputs(self, contexts: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layer takes, in the book's letters."""
+        check_tensor("queries", queries, "(B, d)", 2)
+        return self._taken.contexts(contexts), self._taken.queries(queries)
+
+    def write(self, context: Tensor, query: Tensor, label: Tensor) -> int:
+        """Store a fact: ``context`` has shape ``(n, d)``, ``query`` and ``label`` ``(d,)``.
+
+        Returns its own number; what is refused is what :meth:`Memory.write` refuses.
+        """
+        check_tensor("context", context, "(n, d)", 2)
+        check_tensor("query", query, "(d,)", 1)
+        contexts, queries = self._inputs(context, query[None])
+        return super().write(contexts, queries[0], label)
+
+    @checked
+    def into(self, layer: nn.Module, *, tolerance: Annotated[float, Range(0)] = 1e-3) -> nn.Module:
+        """Write the facts into the layer that they are of, or a copy of it, and return it.
+
+        Only the output map changes, from whatever it was, and is rounded to its own precision.
+        ``ValueError``, and nothing is written, if all else is not as it was in the layer of this
+        memory, or if a fact is then missed by over ``tolerance`` (see :meth:`Memory.missed`).
+        """
+        maps = _linear_maps(layer)
+        for name, part in _staying(maps).items():
+            ours = self._staying[name]
+            if isinstance(part, Tensor) and isinstance(ours, Tensor):
+                same = torch.equal(part.to(ours.device).double(), ours.double())
+            else:
+                same = part is ours or part == ours
+            if not same:
+                refuse("layer", f"another {name}", "the layer of this memory, or a copy of it")
+        target = maps.maps[-1]
+        W = self.layer().W_O.T.to(target)
+        check_finite(f"weights in {target.dtype}", W)
+        missed = self.missed(target.dtype)
+        if missed > tolerance:
+            got = f"{target.dtype}, in which a fact is missed by {missed:.1e} of its label"
+            refuse("layer", got, f"at most tolerance = {tolerance:g}")
+        with torch.no_grad():
+            target.copy_(W)
+        return layer
+
+
+def _staying(layer: _LinearMaps) -> dict[str, Tensor | int | None]:
+    """All of a layer but its output map."""
+    parts: dict[str, Tensor | int | None] = {"number of heads": layer.heads}
+    names = "queries", "keys", "values", "outputs"
+    for name, W, b in zip(names, layer.maps, layer.biases, strict=True):
+        parts[f"bias of {name}"] = None if b is None else b.detach()
+        if name != "outputs":
+            parts[f"map of {name}"] = W.detach()
+    return parts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Layers of torch and transformers have the same outputs in the book's letters, and back."""
 
+import copy
 import dataclasses
 from functools import partial
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from attnmem import mha, random_mha
-from attnmem_yours import from_torch, memorize, saved_layer, to_torch
+from attnmem_yours import LayerMemory, from_torch, memorize, saved_layer, to_torch
 
 PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 
@@ -374,3 +375,248 @@ def test_predict_refuses_other_widths():
     assert len(found.predict(E, e)) == 3
     with pytest.raises(ValueError, match=r"^contexts: got shape \(3, 2, 5\); expected 4 along"):
         found.predict(normal(3, 2, 5), normal(3, 5))
+
+
+def torch_layer(**kind):
+    """A layer of torch with biases that are not zero."""
+    module = nn.MultiheadAttention(12, 3, **kind).eval()
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.data = 0.4 * normal(*parameter.shape, seed=seed).to(parameter)
+    return module
+
+
+def asked(layer, x, query):
+    """What a layer of torch returns to one query for each context, batch first."""
+    if layer.batch_first:
+        return layer(query[:, None], x, x)[0][:, 0].detach()
+    x = x.transpose(0, 1)
+    return layer(query[None], x, x)[0][0].detach()
+
+
+def parts(layer):
+    return {name: P.detach().clone() for name, P in layer.state_dict().items()}
+
+
+# Where a layer of transformers ends, before the residual.
+OUTPUT_MAPS = ("output.dense", "o_proj", "c_proj")
+
+
+def norm_before(model):
+    """The first norm of a ViT's first block."""
+    [*_, norm] = [
+        part for path, part in model.named_modules() if path.endswith("0.layernorm_before")
+    ]
+    return norm
+
+
+TORCH_LAYERS = [{}, {"bias": False}, {"batch_first": False}, {"kdim": 7, "vdim": 7}]
+
+
+@pytest.mark.parametrize("kind", TORCH_LAYERS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+def test_facts_go_back_into_a_layer_of_torch(kind, dtype, tolerance, tmp_path):
+    kind = {"batch_first": True, "dtype": dtype} | kind
+    layer = torch_layer(**kind)
+    x = normal(100, 5, kind.get("kdim", 12), seed=1).to(dtype)
+    q = normal(100, 12, seed=2).to(dtype)
+    given = x if layer.batch_first else x.transpose(0, 1)
+    of = (lambda k: given[k]) if layer.batch_first else (lambda k: given[:, k])
+    before, others = asked(layer, x, q), slice(12, None)
+    memory = LayerMemory(layer, of(others), q[others], keep=(of(slice(8, 12)), q[8:12]))
+    assert memory.room == 8
+    labels = normal(6, 12, seed=3).to(dtype)
+    for t in range(6):
+        assert memory.write(x[t], q[t], labels[t]) == t
+    old = parts(layer)
+    assert memory.into(layer) is layer
+    changed = [name for name, P in parts(layer).items() if not torch.equal(P, old[name])]
+    assert changed == ["out_proj.weight"]
+    after = asked(layer, x, q)
+    assert (after[:6] - labels).abs().max() < tolerance
+    assert (after[8:12] - before[8:12]).abs().max() < tolerance
+    assert (after[6:8] - before[6:8]).abs().max() > 1e-2, "others move"
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    loaded = nn.MultiheadAttention(12, 3, **kind).eval()
+    loaded.load_state_dict(torch.load(tmp_path / "layer.pt"))
+    assert torch.equal(asked(loaded, x, q), after)
+    for number in range(6):  # the edited layer takes the first map again
+        memory.forget(number)
+    memory.into(loaded)
+    for name, P in parts(loaded).items():
+        assert torch.equal(P, old[name]), name
+
+
+@pytest.mark.parametrize("name", ["Bert", "ViT", "GPT2"])
+def test_facts_go_back_into_a_saved_model(name, tmp_path):
+    """The model runs with them as a whole, before it is saved and when it is loaded."""
+    models = pytest.importorskip("transformers")
+    transformer(name, tmp_path, num_hidden_layers=2)
+    load = partial(models.AutoModel.from_pretrained, tmp_path)
+    model = load().eval()
+    inputs = torch.randint(9, (60, 5), generator=torch.Generator().manual_seed(0))
+    if name == "ViT":
+        inputs = normal(60, 3, 8, 8, dtype=torch.float32)
+    place = -1 if name == "GPT2" else 0
+
+    def run(model):
+        """The layer's inputs and outputs at that place, and the model's own outputs."""
+        layer = next(part for part in model.modules() if type(part).__name__ == f"{name}Attention")
+        end = next(part for path, part in layer.named_modules() if path.endswith(OUTPUT_MAPS))
+        seen = []
+        hook = end.register_forward_hook(lambda _, args, out: seen.append(out))
+        with torch.no_grad():
+            out = model(inputs, output_hidden_states=True)
+        hook.remove()
+        x = out.hidden_states[0]
+        if name != "Bert":
+            block = model.h[0].ln_1 if name == "GPT2" else norm_before(model)
+            x = block(x).detach()
+        return layer, x, seen[0].view(*x.shape)[:, place], out.last_hidden_state
+
+    layer, x, before, _ = run(model)
+    memory = LayerMemory(layer, x[20:], x[20:, place], keep=(x[10:20], x[10:20, place]))
+    for t in range(10):
+        memory.write(x[t], x[t, place], before[t + 1])
+    old = parts(model)
+    memory.into(layer)
+    changed = [key for key, P in parts(model).items() if not torch.equal(P, old[key])]
+    assert len(changed) == 1
+    assert changed[0].removesuffix(".weight").endswith(OUTPUT_MAPS)
+    *_, after, last = run(model)
+    size = before.abs().max()
+    assert (after[:10] - before[1:11]).abs().max() < 1e-3 * size
+    assert (after[10:20] - before[10:20]).abs().max() < 1e-3 * size
+    assert (before[:10] - before[1:11]).abs().amax(1).min() > 1e-2 * size
+    model.save_pretrained(tmp_path)
+    *_, again, last_again = run(load().eval())
+    assert torch.equal(again, after)
+    assert torch.equal(last_again, last)
+
+
+def test_layer_memory_without_facts_and_with_the_same_fact_twice():
+    layer, x = torch_layer(batch_first=True), normal(80, 5, 12, dtype=torch.float32)
+    memory, old = LayerMemory(layer, x[20:], x[20:, 0]), parts(layer)
+    memory.into(layer)
+    assert all(torch.equal(P, old[name]) for name, P in parts(layer).items())
+    label = normal(12, dtype=torch.float32)
+    memory.write(x[0], x[0, 0], label)
+    assert memory.write(x[0, [3, 1, 2, 0, 4]], x[0, 0], label) == 1
+    assert memory.room == 11
+    with pytest.raises(
+        ValueError, match=r"label: got \[.*, and 9 more\]; .*already fixed by fact 0"
+    ):
+        memory.write(x[0], x[0, 0], label + 1)
+    for t in range(1, 12):
+        memory.write(x[t], x[t, 0], label + t)
+    with pytest.raises(ValueError, match=r"and others \(room for 0 of 12; W_O has 12 rows\)$"):
+        memory.write(x[12], x[12, 0], label)
+    out = asked(memory.into(copy.deepcopy(layer)), x, x[:, 0])
+    assert (out[0] - label).abs().max() < 1e-3
+    assert (out[1:12] - label - torch.arange(1, 12)[:, None]).abs().max() < 1e-3
+
+
+def test_facts_of_contexts_of_any_length():
+    layer, x = torch_layer(batch_first=True), normal(80, 5, 12, dtype=torch.float32)
+    memory, label = LayerMemory(layer, x, x[:, 0]), normal(5, 12, dtype=torch.float32)
+    contexts = [normal(n, 12, seed=n, dtype=torch.float32) for n in range(1, 6)]
+    for E, y in zip(contexts, label, strict=True):
+        memory.write(E, E[-1], y)
+    memory.into(layer)
+    for E, y in zip(contexts, label, strict=True):
+        assert (asked(layer, E[None], E[-1:])[0] - y).abs().max() < 1e-4
+
+
+def test_layer_memory_of_a_layer_that_is_frozen_or_in_half_precision():
+    layer = torch_layer(batch_first=True).requires_grad_(False)
+    x = normal(80, 5, 12, dtype=torch.float32)
+    memory = LayerMemory(layer, x[20:], x[20:, 0])
+    memory.write(x[0], x[0, 0], torch.ones(12))
+    assert not memory.into(layer).out_proj.weight.requires_grad
+    for dtype, off in ((torch.float16, 1e-2), (torch.bfloat16, 1e-1)):
+        layer = torch_layer(batch_first=True).to(dtype)
+        y = x.to(dtype)
+        memory = LayerMemory(layer, y[20:], y[20:, 0])
+        for t in range(10):
+            memory.write(y[t], y[t, 0], torch.full((12,), 1.0 + t))
+        before = layer.out_proj.weight.clone()
+        with pytest.raises(ValueError, match=rf"^layer: got {dtype}, in which a fact is missed by"):
+            memory.into(layer, tolerance=1e-6)
+        assert torch.equal(layer.out_proj.weight, before)
+        out = asked(memory.into(layer, tolerance=off), y, y[:, 0])
+        assert layer.out_proj.weight.dtype == dtype
+        wanted = torch.arange(1, 11)[:, None]
+        assert ((out[:10] - wanted) / wanted).abs().max() < 3 * off
+    layer = torch_layer(batch_first=True).half()
+    memory = LayerMemory(layer, x[20:], x[20:, 0])
+    memory.write(x[0], x[0, 0], torch.full((12,), 1e9))
+    with pytest.raises(ValueError, match=r"^weights in torch.float16: got .* infinite"):
+        memory.into(layer, tolerance=1)
+
+
+def other(change):
+    layer = torch_layer(batch_first=True)
+    with torch.no_grad():
+        change(layer)
+    return layer
+
+
+OTHER_LAYERS = [
+    (lambda: nn.MultiheadAttention(12, 4), "another number of heads"),
+    (lambda: nn.MultiheadAttention(9, 3), "another bias of queries"),
+    (lambda: torch_layer(bias=False), "another bias of queries"),
+    (lambda: other(lambda layer: layer.in_proj_weight[0].add_(1)), "another map of queries"),
+    (lambda: other(lambda layer: layer.in_proj_weight[-1].add_(1)), "another map of values"),
+    (lambda: other(lambda layer: layer.in_proj_bias[-1].add_(1)), "another bias of values"),
+    (lambda: other(lambda layer: layer.out_proj.bias.add_(1)), "another bias of outputs"),
+    (lambda: torch_layer().half(), "another bias of queries"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), OTHER_LAYERS)
+def test_facts_of_another_layer_are_refused(make, said):
+    layer, x = torch_layer(batch_first=True), normal(80, 5, 12, dtype=torch.float32)
+    memory = LayerMemory(layer, x[20:], x[20:, 0])
+    memory.write(x[0], x[0, 0], torch.ones(12))
+    wrong = make()
+    before = parts(wrong)
+    with pytest.raises(ValueError, match=rf"^layer: got {said}; expected the layer of this memory"):
+        memory.into(wrong)
+    for name, P in parts(wrong).items():
+        assert torch.equal(P, before[name])
+    double = copy.deepcopy(layer).double()  # the same numbers, in another dtype
+    out = asked(memory.into(double), x.double(), x[:, 0].double())
+    assert (out[0] - 1).abs().max() < 1e-6
+
+
+def test_layer_memory_refuses_what_the_layer_does_not_take():
+    layer, x = torch_layer(batch_first=True), normal(80, 5, 12, dtype=torch.float32)
+    memory = LayerMemory(layer, x[20:], x[20:, 0])
+    cases = [
+        ((x[:1], x[0, 0], x[0, 0]), r"context: got shape \(1, 5, 12\); expected shape \(n, d\)"),
+        ((x[0], x[0, :1], x[0, 0]), r"query: got shape \(1, 12\); expected shape \(d,\)"),
+        ((x[0, :, :5], x[0, 0], x[0, 0]), "key: got shape"),
+        ((x[0], x[0, 0, :5], x[0, 0]), "query: got shape"),
+        ((x[0], x[0, 0], torch.ones(1)), r"label: got shape \(1,\); expected 12"),
+        ((x[0], x[0, 0], 1.0), r"label: got shape \(1,\); expected 12"),
+        ((x[0], x[0, 0], torch.nan * x[0, 0]), "label: got 12 entries that are NaN"),
+        ((x[0].tolist(), x[0, 0], x[0, 0]), "context: got list"),
+    ]
+    for fact, said in cases:
+        with pytest.raises(ValueError, match=f"^{said}"):
+            memory.write(*fact)
+    assert memory.room == 12
+    for keep, said in (((x,), "a tuple of 1"), (x, "Tensor; expected tuple")):
+        with pytest.raises(ValueError, match=f"^keep: got {said}"):
+            LayerMemory(layer, x, x[:, 0], keep=keep)
+    with pytest.raises(ValueError, match=r"^queries: got shape \(80, 5, 12\)"):
+        LayerMemory(layer, x, x)
+    with pytest.raises(ValueError, match=r"^context: got shape \(80, 5, 13\); expected 9"):
+        LayerMemory(layer, x, x[:9, 0])
+    with pytest.raises(ValueError, match=r"^tolerance: got -1"):
+        memory.into(layer, tolerance=-1)
+    with pytest.raises(ValueError, match=r"^value: got shape"):
+        LayerMemory(nn.MultiheadAttention(12, 3, kdim=12, vdim=7), x, x[:, 0])
+    weights = random_mha(3, 12, 5, seed=0, value_dim=5)
+    wide = to_torch(weights._replace(W_D=normal(1, 12)))  # heads wider than d / H
+    with pytest.raises(ValueError, match=r"^module: got attnmem_yours\._Attention; expected one"):
+        LayerMemory(wide, x, x[:, 0])
