@@ -28,6 +28,7 @@ _ROUNDED = 8  # roundings of the sample's own precision that a direction must ex
 _OLD, _LARGEST_OLD = 1e-9, 1e-12
 _NAMED = 3  # facts that a refusal names, and numbers of a label
 _FIRST_ROWS = 16  # of a buffer
+_AT_ONCE = 64  # axes
 
 
 class _Rows(NamedTuple):
@@ -267,10 +268,17 @@ def _whitening(sample: Float[Tensor, "B Hd"], least: float) -> Float[Tensor, "Hd
 
 def _remainder(z: Float[Tensor, " R"], axes: Float[Tensor, "k R"]) -> Float[Tensor, " R"]:
     """The part of a vector that is orthogonal to orthonormal axes."""
-    rest = z - (z @ axes.T) @ axes
+    rest = _orthogonal(z, axes)
     if torch.linalg.vector_norm(rest) < _SHRUNK * torch.linalg.vector_norm(z):
-        rest = rest - (rest @ axes.T) @ axes  # once more, for what rounding left over
+        rest = _orthogonal(rest, axes)  # once more, for what rounding left over
     return rest
+
+
+def _orthogonal(z: Float[Tensor, " R"], axes: Float[Tensor, "k R"]) -> Float[Tensor, " R"]:
+    """One pass of Gram and Schmidt, by as many axes at once as a cache holds: each is read once."""
+    for block in axes.split(_AT_ONCE):
+        z = z - (block @ z) @ block
+    return z
 
 
 def _shortened(values: Tensor) -> str:
