@@ -2,20 +2,24 @@
 
 import argparse
 import contextlib
+import itertools
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from time import monotonic
 from typing import Any
+
+import torch
 
 from . import __version__
 from .checks import refuse
-from .lab import experiments
+from .lab import experiments, queue, training
 from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress
 from .lab.laws import PREDICTED
 from .lab.store import Rows
-from .lab.study import ALL, Selection, Study
+from .lab.study import ALL, PROFILES, Selection, Study
 from .papers import papers
 from .terminal import parser_of, perform, say_no_more
 
@@ -51,7 +55,16 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     run.add_argument("--workers", type=int, default=1, help=workers)
     run.add_argument("--recompute", action="store_true", help="measure shipped rows again")
     run.add_argument("--tf32", action="store_true", help="allow TF32 products; rows of their own")
-    return parser, {"list": _list, "status": _status, "run": _run}
+    evening = "train what is missing of Mahdavi et al.'s figures, what is worth most first"
+    some_hours = commands.add_parser("queue", help=evening)
+    some_hours.add_argument("--hours", type=float, required=True, help="for the trainings")
+    cards = "as for run; with --plan also a card that rows name, such as H100"
+    some_hours.add_argument("--device", default="auto", help=cards)
+    fill = f"as for run (default: {queue.FILLED} on a GPU, which fill it; else 1)"
+    some_hours.add_argument("--workers", type=int, help=fill)
+    some_hours.add_argument("--profile", choices=PROFILES, default="paper")
+    some_hours.add_argument("--plan", action="store_true", help="say what would be trained")
+    return parser, {"list": _list, "status": _status, "run": _run, "queue": _queue}
 
 
 def _field(text: str) -> tuple[str, int | float]:
@@ -166,6 +179,62 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
         selection = Selection(arguments.seeds, variant, where, arguments.tf32)
         jobs.append(Job(name, profile, selection))
     return jobs
+
+
+def _queue(arguments: argparse.Namespace) -> int:
+    profile, ends = arguments.profile, monotonic() + 3600 * arguments.hours
+    if not arguments.hours >= 0:
+        refuse("hours", arguments.hours, "a number, at least 0")
+    device, card = _card(arguments, queue.cards(queue.stored(profile)))
+    workers = arguments.workers
+    if workers is None:
+        workers = 1 if device == "cpu" else queue.FILLED
+    while True:  # a plan ends early where trainings were faster than their prices
+        hours = max(0.0, ends - monotonic()) / 3600
+        plan = _plan(profile, card, device, workers, hours)
+        if arguments.plan or not plan:
+            return 0
+        jobs, options = [item.job for item in plan], {"workers": workers, "report": _report}
+        with experiments.pool(workers, device) as executor:
+            added = experiments.run_jobs(
+                jobs, device, executor, limit_minutes=60 * hours, **options
+            )
+        _say(f"{added} rows added")
+
+
+def _card(arguments: argparse.Namespace, known: list[str]) -> tuple[str, str]:
+    """The device, and how rows call it; for a plan alone any that they call so will do."""
+    named = [card for card in known if arguments.device in card]
+    if arguments.plan and len(named) == 1:
+        return "cpu" if named == ["cpu"] else "cuda", named[0]
+    device = experiments.choose_device(arguments.device)
+    return device, training.device_name(torch.device(device))
+
+
+def _plan(profile: str, card: str, device: str, workers: int, hours: float) -> list[queue.Item]:
+    """What the hours hold, said by curves."""
+    rows = queue.stored(profile)
+    missing = queue.items(rows, card, profile)
+    if hours and missing and card not in queue.cards(rows):
+        _say(f"no row says what {card} takes: measuring for a minute")
+        ratio = queue.measured_ratio(missing, device, workers)
+        _say(f"{ratio:.2f} times the mean of other GPUs")
+        missing = [item._replace(seconds=ratio * item.seconds) for item in missing]
+    at_once = queue.at_once(workers, device)
+    plan, seconds = queue.fitted(missing, hours, at_once)
+    stage = None
+    for (index, name, curve), group in itertools.groupby(plan, lambda item: item.curve):
+        if index != stage:
+            _say(f"{queue.STAGES[index]}:")
+        stage, trainings = index, [*group]
+        count, cost = queue.totals(trainings)
+        of_curve = f"{STUDIES[name].curves} = {curve}"
+        word = "trainings" if count > 1 else "training"
+        _say(f"  {name:28} {of_curve:12} {count:4} {word:9} {_hours(cost):>9}")
+    (planned, cost), (of, all_cost) = queue.totals(plan), queue.totals(missing)
+    _say(f"planned: {planned} of {of} missing trainings, {_hours(cost)} of {_hours(all_cost)}")
+    _say(f"on {card}, {at_once} at once: {_hours(seconds)} of {_hours(3600 * hours)}")
+    return plan
 
 
 def main(argv: list[str] | None = None) -> int:

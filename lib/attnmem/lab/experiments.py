@@ -10,15 +10,19 @@ study; both give data frames. :func:`rows` has the same as configurations with t
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import itertools
 import math
 import multiprocessing
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -44,6 +48,7 @@ def _published_in(paper: str) -> ByName:
 
 MAHDAVI, DANA = _published_in("mahdavi"), _published_in("dana")
 STUDIES: dict[str, Study] = ByName(EXPERIMENTS | SEARCHES | TESTS | FITS)
+AGAIN, PATIENCE = 60.0, 3600.0  # seconds between tries to store on a full disk, and of all tries
 # Units with the names of their studies; None whenever all that are known are out.
 _Queue = Iterator[tuple[str, study.Unit] | None]
 
@@ -137,7 +142,8 @@ def run_jobs(
     before others. ``recompute`` measures again what came with the library. Rows go to the folder
     ``root``, by default :func:`~attnmem.lab.store.writable_root`. ``report`` is called after each
     unit. After an error in a unit, or if its rows cannot be stored, no other unit begins; the error
-    is raised when the rows of those in flight are stored, and so is an interrupt.
+    is raised when the rows of those in flight are stored, and so is an interrupt. Rows for which a
+    disk has no room wait for some, up to an hour.
     """
     for job in jobs:  # all are checked before anything is measured
         STUDIES[job.name].configs(job.profile, job.selection)
@@ -156,7 +162,8 @@ def run_jobs(
     rows = {}
     for job in jobs:
         file = job.name, job.profile
-        rows[file] = store.known(*file, recompute=recompute, root=root)
+        if file not in rows:
+            rows[file] = store.known(*file, recompute=recompute, root=root)
     n_units = None
     if all(STUDIES[job.name].units_known for job in jobs):
         n_units = sum(1 for _ in itertools.takewhile(bool, _queue(jobs, rows, place)))
@@ -215,20 +222,34 @@ def _measured(queue: _Queue, means: _Means) -> Iterator[_Measured]:
                 break
             finished, _ = futures.wait(in_flight, return_when=futures.FIRST_COMPLETED)
             for future in finished:
-                yield _stored(in_flight.pop(future), future, means.root)
+                yield _stored(in_flight.pop(future), future, means.root, PATIENCE)
     except BaseException as error:  # after an interrupt only what has begun is waited for
         interrupted = not isinstance(error, Exception)
         waited = [future for future in in_flight if not (interrupted and future.cancel())]
         for future in futures.as_completed(waited):
             if not future.exception():
-                _stored(in_flight[future], future, means.root)
+                _stored(in_flight[future], future, means.root, patience=0)
         raise
 
 
-def _stored(name: str, future: Future, root: Path | None) -> _Measured:
-    """Append the rows of a unit that has ended, and delete what was kept of its trainings."""
+def _stored(name: str, future: Future, root: Path | None, patience: float) -> _Measured:
+    """Append the rows of a unit that has ended, and delete what was kept of its trainings.
+
+    On a full disk they wait for room, so many seconds.
+    """
     rows = future.result()
-    added = store.append(rows, root)
+    while True:
+        try:
+            added = store.append(rows, root)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or patience <= 0:
+                raise
+            place = (root or store.writable_root()).absolute()
+            waiting = f"the disk is full: {len(rows)} rows of {name} wait for room in {place}"
+            print(f"{waiting}, for {patience / 60:.0f} minutes", file=sys.stderr, flush=True)
+            sleep(AGAIN)
+            patience -= AGAIN
     checkpoints = (root or store.writable_root()) / study.CHECKPOINTS
     training.forget(checkpoints, [config for config, _ in rows])
     return _Measured(name, rows, added)
@@ -243,11 +264,22 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
     if workers == 1:
         return contextlib.nullcontext()
     if device == "cpu":
-        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(workers, spawn, initializer=_end_with_parent)
     if workers > training.STREAMS:
         limit = f"at most {training.STREAMS} on a GPU, each with a stream of its own"
         refuse("workers", workers, limit)
     return ThreadPoolExecutor(workers)
+
+
+def _end_with_parent() -> None:
+    """Else a worker whose parent is killed would train on, for nobody, beside its successor."""
+
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _queue(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: study.Place) -> _Queue:

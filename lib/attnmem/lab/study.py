@@ -117,13 +117,10 @@ class Study:
         times: dict[Any, list[float]] = {}  # seconds a step, of the rows of each cell
         timed = [row for row in rows.values() if row[1].device == "cpu"] or rows.values()
         for config, result in timed:
-            steps = steps_done = getattr(config, "steps", 1)
-            if getattr(config, "early_stop", False) and result.accuracy == 1:
-                steps_done = result.best_step or steps
             cell, *wider_cells = self._cells(config)
-            times.setdefault(cell, []).append(result.wall_s / steps)
+            times.setdefault(cell, []).append(result.wall_s / getattr(config, "steps", 1))
             for wider in wider_cells:
-                times.setdefault(wider, []).append(result.wall_s / steps_done)
+                times.setdefault(wider, []).append(result.wall_s / steps_made(config, result))
         prices = []
         for config in configs:
             of_narrowest = [times[cell] for cell in self._cells(config) if cell in times][:1]
@@ -163,6 +160,14 @@ class Study:
         table = pd.DataFrame(records, columns=[*COLUMNS[self.config]])
         empty = table.columns[table.isna().all()] if records else []
         return table.astype(dict.fromkeys(empty, float))
+
+
+def steps_made(config: Any, result: Any) -> int:
+    """The steps that a row took: fewer than its configuration says if it stopped early."""
+    steps = getattr(config, "steps", 1)
+    if getattr(config, "early_stop", False) and result.accuracy == 1:
+        return result.best_step or steps
+    return steps
 
 
 # --- trainings ------------------------------------------------------------------------------------
