@@ -32,10 +32,10 @@ CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run gpu html address pdf test unit quick nbval steady seeds small browser chromium mutants lint format wheel lock clean
+.PHONY: help env book run gpu gpu-queue html address pdf test unit quick nbval steady seeds small browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # The versions of the lock. Then torch, whose default on Linux brings gigabytes of CUDA libraries:
 # without a GPU, PyTorch's own index offers a build for the CPU. If it does not answer, pip goes on.
@@ -69,6 +69,10 @@ run: $(READY) ## text -> executed notebooks -> claims page (FORCE=1: all; CHAPTE
 gpu: $(READY) ## train a chapter's figures again (CHAPTER=training/growth MINUTES=10, DEVICE=cuda, PROFILE=paper)
 	@$(BIN)/python -m tools.run $(or $(CHAPTER),$(error CHAPTER=part/name is missing)) \
 	  -p device $(or $(DEVICE),cuda) -p minutes $(or $(MINUTES),10) -p profile $(or $(PROFILE),paper)
+
+gpu-queue: $(READY) ## HOURS=3 of a GPU for what is missing of Mahdavi et al., then the book renewed, in one commit (PLAN=1: only say what; DEVICE=cpu WORKERS=2)
+	@$(BIN)/python -m tools.evening --hours $(or $(HOURS),$(error HOURS=3 is missing)) \
+	  --device $(or $(DEVICE),cuda) $(if $(WORKERS),--workers $(WORKERS)) $(if $(PLAN),--plan)
 
 html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
 	$(SHOW) 'HTML'
