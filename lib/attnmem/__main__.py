@@ -189,9 +189,16 @@ def _queue(arguments: argparse.Namespace) -> int:
     workers = arguments.workers
     if workers is None:
         workers = 1 if device == "cpu" else queue.FILLED
+    ratio = None
     while True:  # a plan ends early where trainings were faster than their prices
+        rows = queue.stored(profile)
+        missing = queue.items(rows, card, profile)
+        known = card in queue.cards(rows) and (device != "cpu" or arguments.plan)
+        if arguments.hours and missing and not known:  # "cpu" names no processor
+            ratio = ratio or _ratio(missing, card, device, workers)
+            missing = [item._replace(seconds=ratio * item.seconds) for item in missing]
         hours = max(0.0, ends - monotonic()) / 3600
-        plan = _plan(profile, card, device, workers, hours)
+        plan = _plan(missing, card, queue.at_once(workers, device), hours)
         if arguments.plan or not plan:
             return 0
         jobs, options = [item.job for item in plan], {"workers": workers, "report": _report}
@@ -211,16 +218,15 @@ def _card(arguments: argparse.Namespace, known: list[str]) -> tuple[str, str]:
     return device, training.device_name(torch.device(device))
 
 
-def _plan(profile: str, card: str, device: str, workers: int, hours: float) -> list[queue.Item]:
+def _ratio(missing: list[queue.Item], card: str, device: str, workers: int) -> float:
+    _say(f"no row says what trainings take on this {card}: measuring for a minute")
+    ratio = queue.measured_ratio(missing, device, workers)
+    _say(f"{ratio:.2f} times what stored rows took")
+    return ratio
+
+
+def _plan(missing: list[queue.Item], card: str, at_once: int, hours: float) -> list[queue.Item]:
     """What the hours hold, said by curves."""
-    rows = queue.stored(profile)
-    missing = queue.items(rows, card, profile)
-    if hours and missing and card not in queue.cards(rows):
-        _say(f"no row says what {card} takes: measuring for a minute")
-        ratio = queue.measured_ratio(missing, device, workers)
-        _say(f"{ratio:.2f} times the mean of other GPUs")
-        missing = [item._replace(seconds=ratio * item.seconds) for item in missing]
-    at_once = queue.at_once(workers, device)
     plan, seconds = queue.fitted(missing, hours, at_once)
     stage = None
     for (index, name, curve), group in itertools.groupby(plan, lambda item: item.curve):

@@ -166,7 +166,7 @@ def _nearest_step(run: Run, rows: Iterable[Row]) -> float:
     return fmean(by_distance[min(by_distance)])
 
 
-# --- a card without rows --------------------------------------------------------------------------
+# --- a device whose pace is not known -------------------------------------------------------------
 
 
 def pace(runs: Sequence[Run], device: str, seconds: float) -> float:
@@ -191,13 +191,12 @@ def pace(runs: Sequence[Run], device: str, seconds: float) -> float:
 def measured_ratio(plan: Sequence[Item], device: str, workers: int, seconds: float = 60.0) -> float:
     """How many times its prices a plan takes on this device, by training parts of it for so long.
 
-    As many as there are workers are trained at once, from all over the plan.
+    The parts are from all over the plan, as many at once as there are workers.
     """
-    apart = max(1, len(plan) // workers)
-    sample = plan[::apart][:workers]
+    sample = plan[:: max(1, len(plan) // max(FILLED, workers))]
+    stacks, each = [item.runs for item in sample], seconds * workers / len(sample)
     with experiments.pool(workers, device) as executor:
         apply = executor.map if executor else map
-        stacks, times = [item.runs for item in sample], itertools.repeat(seconds)
-        paces = [*apply(pace, stacks, itertools.repeat(device), times)]
+        paces = [*apply(pace, stacks, itertools.repeat(device), itertools.repeat(each))]
     priced = [item.seconds / sum(run.steps for run in item.runs) for item in sample]
     return sum(paces) / sum(priced)

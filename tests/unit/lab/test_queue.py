@@ -152,11 +152,19 @@ def test_a_ratio_is_measured_on_parts_of_the_plan(monkeypatch):
     plan, seen = queue.items(rows, "A"), []
     monkeypatch.setattr(queue, "pace", lambda *call: seen.append(call) or 2e-3)
     assert queue.measured_ratio(plan, "cpu", 1, 9.0) == pytest.approx(2)
-    assert seen == [(plan[0].runs, "cpu", 9.0)]
+    assert all(device == "cpu" for _, device, _ in seen)
+    assert sum(seconds for *_, seconds in seen) == pytest.approx(9), "one after the other"
+    assert seen[0][0] == plan[0].runs
+    assert {len(plan) // 8 * i for i in range(8)} <= {plan.index(_item(plan, s[0])) for s in seen}
+    seen.clear()
     with monkeypatch.context() as threads:
         threads.setattr(experiments, "pool", lambda workers, _: ThreadPoolExecutor(workers))
-        assert queue.measured_ratio(plan, "cpu", 4) == pytest.approx(2)
-    assert len(seen) == 5
+        assert queue.measured_ratio(plan, "cpu", 4, 9.0) == pytest.approx(2)
+    assert sum(seconds for *_, seconds in seen) == pytest.approx(4 * 9)
+
+
+def _item(plan, runs):
+    return next(item for item in plan if item.runs == runs)
 
 
 def test_a_pace_is_that_of_steps():
@@ -200,7 +208,9 @@ QUICK = ["queue", "--profile", "quick", "--device", "cpu"]
 
 
 @pytest.mark.usefixtures("store", "instant")
-def test_the_queue_trains_its_plan_in_its_order(capsys):
+def test_the_queue_trains_its_plan_in_its_order(capsys, monkeypatch):
+    """On a CPU, whose name says little, its pace is measured before."""
+    monkeypatch.setattr(queue, "measured_ratio", lambda plan, device, workers: 0.5)
     put((HEADS, 1), (TOKENS, 2))
     of = missing()
     assert cli.main([*QUICK, "--hours", "0"]) == 0
@@ -210,6 +220,8 @@ def test_the_queue_trains_its_plan_in_its_order(capsys):
     assert cli.main([*QUICK, "--hours", "5"]) == 0
     said = capsys.readouterr().out
     assert missing() == 0
+    assert said.count("no row says what trainings take on this cpu: measuring for a minute\n") == 1
+    assert f"planned: {of} of {of} missing trainings, {of / 120:.1f} min of" in said
     assert f"{of} rows added" in said
     assert said.count("planned: ") == 2, "a second look finds nothing left"
     order = [run.key for item in plan for run in item.runs if item.job.name == HEADS]
@@ -227,8 +239,8 @@ def test_a_card_without_rows_is_measured_first(monkeypatch, capsys):
     assert cli.main([*QUICK, "--hours", "9", "--workers", "1", "--plan"]) == 0
     first, second, *_, total, _ = capsys.readouterr().out.splitlines()
     assert (first, second) == (
-        "no row says what new takes: measuring for a minute",
-        "2.50 times the mean of other GPUs",
+        "no row says what trainings take on this new: measuring for a minute",
+        "2.50 times what stored rows took",
     )
     assert total.endswith(f", {missing() * 2.5 / 60:.1f} min of {missing() * 2.5 / 60:.1f} min")
 
