@@ -29,6 +29,7 @@ from .chapters import ROOT, chapters, notebook_path, text_path
 
 BEGUN = ROOT / "_build" / "evening"  # there from the start to the commit
 ROWS, CLAIMS = "lib/attnmem/measurements", "book/extra/book/claims.json"
+DIGESTS = f"{ROWS}/{store.DIGESTS}"
 # What it changes and commits: no other file may differ from the last commit.
 RENEWED = (ROWS, "book/notebooks", "book/claims.md", "book/fragments", "book/extra/book")
 # How a chapter reads all figures without naming them.
@@ -57,6 +58,7 @@ def begin() -> None:
     if others:
         names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
         sys.exit(f"uncommitted changes: {names}\nCommit or stash them (git stash -u) first.")
+    git("checkout", "HEAD", "--", DIGESTS)  # renewed at the end; rows would name a changed commit
     BEGUN.parent.mkdir(exist_ok=True)
     BEGUN.touch()
 
@@ -73,7 +75,7 @@ def readers(names: list[str]) -> list[str]:
 
 def new_rows() -> dict[str, tuple[list[Row], list[Row]]]:
     """Of each study with new rows, those of the published profile before and now."""
-    listed = git("show", f"HEAD:{ROWS}/{store.DIGESTS}").splitlines()
+    listed = git("show", f"HEAD:{DIGESTS}").splitlines()
     counts = {file: int(count) for file, count, _ in map(str.split, listed)}
     found = {}
     for path in sorted(store.SHIPPED.glob("*/*.csv")):
@@ -123,9 +125,13 @@ def _settings(runs: list) -> int:
 
 
 def _word(claim: dict) -> str:
-    """The verdict of a claim, with its grade and of how many seeds and curves."""
-    counts = [f"{claim[unit]} {unit}" for unit in ("seeds", "curves") if unit in claim]
-    return ", ".join([claim["verdict"], *filter(None, [claim.get("grade")]), *counts])
+    """The verdict of a claim, with its grade, and of how many seeds and curves."""
+    words = [claim["verdict"], *([claim["grade"]] if "grade" in claim else [])]
+    for unit in ("seeds", "curves"):
+        if unit in claim:
+            of = claim.get(f"{unit}_of_the_paper")
+            words.append(f"{claim[unit]} of {of} {unit}" if of else f"{claim[unit]} {unit}")
+    return ", ".join(words)
 
 
 def end() -> int:
