@@ -42,7 +42,7 @@ def test_the_report_says_which_rows_a_gpu_made():
         assert re.search(rf"\| {experiment.source} \| \d+ \| {len(devices)} \| {on_gpu} \|\n", text)
         n_stored, n_on_gpu = n_stored + len(devices), n_on_gpu + on_gpu
     assert n_on_gpu > 0
-    assert f"| all | 2,052 | {n_stored:,} | {n_on_gpu} |\n" in text
+    assert f"| all | 2,052 | {n_stored:,} | {n_on_gpu:,} |\n" in text
 
 
 ENTRY = re.compile(r"(?m)^::::\{dropdown\} (.*)\n:name: claim-(.*)\n:class-container: (.*)\n")

@@ -182,7 +182,7 @@ def pace(runs: Sequence[Run], device: str, seconds: float) -> float:
             if protocol.done or time.perf_counter() - start >= seconds:
                 break
         if protocol.captured:
-            torch.cuda.synchronize(place)
+            torch.cuda.current_stream(place).synchronize()
             protocol.captured.release()
         spent = time.perf_counter() - start
     return spent / (protocol.count - before) / len(runs)
