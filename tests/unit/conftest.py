@@ -47,21 +47,23 @@ def save_words():
 
 @pytest.fixture
 def save_data():
-    """A function that saves columns to a folder as ``datasets`` loads it; it gives the name."""
+    """A function that saves columns to a file of a folder, as a hub would have it."""
     import datasets
 
     def save(folder, **columns):
         folder.mkdir()
         datasets.Dataset.from_dict(columns).to_parquet(folder / "train.parquet")
-        return str(folder)
+        return folder / "train.parquet"
 
     return save
 
 
 @pytest.fixture
-def no_hub(monkeypatch):
-    """As if no hub could be reached, at once."""
+def no_hub(monkeypatch, tmp_path):
+    """As if no hub could be reached, at once, and nothing had ever come from one."""
     import datasets
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "no-hub"))
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

@@ -1,10 +1,8 @@
 """Real images and real text for the tests of assumptions, from packages on the machine or a hub.
 
 Images and token numbers come ``batch`` at a time, ``count`` in all. What is drawn depends on
-``seed`` and its own number alone, so batches do not matter. The ``source`` of published data is a
-folder that ``datasets`` loads, such as one of Parquet files, or a name on a hub, where a
-configuration may follow after a colon, as in ``wikimedia/wikipedia:20231101.en``. If neither gives
-them, ``ConnectionError`` is raised.
+``seed`` and its own number alone, so batches do not matter. Published data are files of Parquet, as
+:mod:`~attnmem.features.hub` fetches them.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import os
 import pathlib
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -139,25 +137,26 @@ def clothes() -> UInt8[Tensor, "T 3 28 28"]:
 
 
 def published_images(
-    source: str, count: int, *, size: int = 224, batch: int = 64
+    files: Sequence[pathlib.Path], count: int, *, size: int = 224, batch: int = 64
 ) -> Iterator[Images]:
-    """The colour images among the first ``count`` of a column ``image``, scaled to one ``size``.
+    """The first ``count`` colour images of a column ``image``, scaled to one ``size``.
 
     Images of another mode than RGB are passed over, as in the paper: 1973 of its 2000 have colour.
     """
-    images = itertools.islice(_column(source, "image"), count)
-    coloured = (_picture(image) for image in images if image.mode == "RGB")
+    images = (image for image in _column(files, "image") if image.mode == "RGB")
+    coloured = map(_picture, itertools.islice(images, count))
     return _stacked((resized(image, size) for image in coloured), batch)
 
 
-def _column(source: str, name: str) -> Iterator[Any]:
-    """The values of a column of the part ``train``, one by one."""
-    dataset, _, configuration = source.partition(":")
-    options = {"split": "train", "streaming": True, "trust_remote_code": False}
-    if configuration:
-        options["name"] = configuration
-    with reaching(source):
-        for row in need("datasets").load_dataset(dataset, **options):
+def _column(files: Sequence[pathlib.Path], name: str) -> Iterator[Any]:
+    """The values of a column of files of Parquet, one by one."""
+    library, names = need("datasets"), [str(path) for path in files]
+    with reading(f"source: {', '.join(names)}", f"Parquet with a column {name!r}"):
+        rows = library.load_dataset("parquet", data_files=names, split="train", streaming=True)
+        rows = rows.select_columns(name)
+        if name == "image":  # whose files need not say that their bytes are one
+            rows = rows.cast_column(name, library.Image())
+        for row in rows:
             yield row[name]
 
 
@@ -259,14 +258,20 @@ def distinct_passages(
 
 
 def published_texts(
-    source: str, tokenizer: str, count: int, *, length: int, batch: int = 16, pairs: bool = False
+    files: Sequence[pathlib.Path],
+    tokenizer: str,
+    count: int,
+    *,
+    length: int,
+    batch: int = 16,
+    pairs: bool = False,
 ) -> Iterator[Tokens | dict[str, Tokens]]:
     """The first tokens of the first texts of a column ``text`` with so many, as passages."""
     bert = _tokenizer(tokenizer)
     n_tokens = length - _MARKS if pairs else length
 
     def passages() -> Iterator[Int[Tensor, " m"]]:
-        for text in _column(source, "text"):
+        for text in _column(files, "text"):
             ids = bert(text, add_special_tokens=False)["input_ids"]
             if len(ids) >= n_tokens:
                 yield torch.tensor(ids[:n_tokens], device="cpu")

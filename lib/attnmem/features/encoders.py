@@ -193,6 +193,17 @@ def trained_encoder(
     return _encoder(model, depth, dtype, device)
 
 
+def check_architecture(encoder: Encoder, architecture: str) -> None:
+    """Refuse an encoder whose model has not the type and the sizes that stand in the table."""
+    config, (model_type, sizes) = encoder.model.config, ARCHITECTURES[architecture]
+    expected = {"model_type": model_type} | sizes
+    expected.pop("num_hidden_layers", None)  # which is cut
+    for name, value in expected.items():
+        found = getattr(config, name, None)
+        if found != value:
+            refuse("source", f"a model with {name} = {found!r}", f"{value!r}, as in {architecture}")
+
+
 def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> Encoder:
     if dtype not in FLOATS:
         refuse("dtype", str(dtype), "torch.float32 or torch.float64")

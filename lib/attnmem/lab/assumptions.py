@@ -24,12 +24,12 @@ import pandas as pd
 import torch
 
 from ..checks import checked, reading, refuse
-from ..features import corpora, encoders, pretrained
+from ..features import corpora, encoders, hub, pretrained
 from ..features.encoders import Seen
 from ..theory.independence import numerical_rank, sampled_independence
 from . import store
-from .store import Check, Finding, Row
-from .study import ALL, ByName, Selection, Study, Unit
+from .store import Check, Finding, HubCheck, HubFinding, Row, Rows
+from .study import ALL, ByName, Place, Selection, Study, Unit
 from .training import origin
 
 SEED = 0
@@ -87,18 +87,46 @@ class Case:
             names += [f"trained L{layer}" for layer in range(self.depth + 1)]
         return names
 
+    @property
+    def on_hub(self) -> bool:
+        """Whether its data and its trained weights lie on a hub."""
+        return "files" in self.data
+
+    def fetched(self) -> dict[str, hub.Fetched]:
+        """What it has from a hub; that which may need an agreement comes first."""
+        if not self.on_hub:
+            return {}
+        parts = {"data": hub.dataset(self.data["source"], self.data["files"])}
+        if "tokenizer" in self.data:
+            parts["tokenizer"] = hub.model(self.data["tokenizer"])
+        return parts | {"weights": hub.model(self.trained)}
+
+    def origins(self) -> dict[str, str]:
+        """What rows say of it: names, commits, and digests of the large files."""
+        parts = self.fetched()
+        data = str(parts["data"])
+        if "tokenizer" in parts:
+            data += f" read by {parts['tokenizer'].name}@{parts['tokenizer'].commit}"
+        return {"data": data, "weights": str(parts["weights"])}
+
     def batches(self) -> Iterable[corpora.Inputs]:
         """The examples, as the model reads them."""
         options = {name: value for name, value in self.data.items() if name != "reader"}
+        parts = self.fetched()
+        if self.on_hub:
+            del options["source"]
+            options["files"] = [parts["data"].folder / path for path in parts["data"].digests]
+        if "tokenizer" in parts:
+            options["tokenizer"] = str(parts["tokenizer"].folder)
         inputs = _READERS[self.data["reader"]](**options)
         family, _ = encoders.ARCHITECTURES[self.architecture]
         return map(corpora.standardized, inputs) if family == "dinov2" else inputs
 
     def weights(self) -> str:
-        """The folder of the trained weights, or their name on a hub."""
-        make = getattr(pretrained, self.trained, None)
-        if make is None:
-            return self.trained
+        """The folder of the trained weights."""
+        if self.on_hub:
+            return str(self.fetched()["weights"].folder)
+        make = getattr(pretrained, self.trained)
         return make() if self.least is None else _trained_here(make, self.least)
 
     def tests(self, map_: str) -> list[tuple[str, int, int]]:
@@ -147,13 +175,25 @@ class AssumptionTests(Study):
         super().configs(profile, selection)
         checks = []
         for case in (self.tiers[profile], *self.tiers[profile].also):
+            kind = HubCheck if case.on_hub else Check
             data = {field: getattr(case, field) for field in ("source", "architecture", *"Tnd")}
             for dtype, map_ in itertools.product(("float32", "float64"), case.maps):
                 data |= {"map": map_, "dtype": dtype}
                 for vectors, size, samples in case.tests(map_):
                     test = {"vectors": vectors, "size": size, "samples": samples}
-                    checks.append(Check(self.name, profile, seed=SEED, **data, **test))
+                    checks.append(kind(self.name, profile, seed=SEED, **data, **test))
         return checks
+
+    def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> list[Unit]:
+        """What is missing. All that it takes from a hub is fetched now, before any computation."""
+        units, case = [*super().units(profile, selection, rows, place)], self.tiers[profile]
+        if units and case.on_hub:
+            origins = case.origins()
+            for _, finding in rows.values():
+                stored = {name: getattr(finding, name) or now for name, now in origins.items()}
+                if stored != origins:
+                    refuse("rows", f"some of {stored}", f"the same files as now, {origins}")
+        return units
 
     def perform(self, unit: Unit, device: str, root: Path | None = None) -> list[Row]:
         store.commit()
@@ -162,7 +202,13 @@ class AssumptionTests(Study):
             tier = self.tiers[check.profile]
             [case] = [case for case in (tier, *tier.also) if case.source == check.source]
             features = features_of(case, check.dtype, device)[check.map]
-            rows.append((check, independence(features, check)))
+            finding = independence(features, check)
+            if case.on_hub:
+                origins = case.origins()
+                if not check.map.startswith("trained"):
+                    del origins["weights"]
+                finding = HubFinding(**vars(finding), **origins)
+            rows.append((check, finding))
         return rows
 
     def say(self, rows: Sequence[Row]) -> str:
@@ -198,13 +244,18 @@ def features_of(case: Case, dtype: str, device: str) -> dict[str, Seen]:
         random = encoders.random_encoder(case.architecture, seed=SEED, **options)
     if case.trained:
         trained = encoders.trained_encoder(case.weights(), **options)
+        encoders.check_architecture(trained, case.architecture)
     attention = "random attention" in case.curves
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
         inputs = case.batches()
         features = encoders.collect(inputs, random, trained, attention=attention, seed=SEED)
     for of_map in features.values():
-        if len(of_map.queries) != case.T:
-            refuse("source", f"{len(of_map.queries)} examples of {case.source}", f"{case.T}")
+        count, d = of_map.queries.shape
+        if count != case.T:
+            refuse("source", f"{count} examples of {case.source}", f"{case.T}")
+        n = case.n if of_map.positions is None else len(of_map.positions)
+        if (n, d) != (case.n, case.d):
+            refuse("source", f"{n} tokens of dimension {d}", f"{case.n} of dimension {case.d}")
     return features
 
 
@@ -260,11 +311,24 @@ def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series
 
 
 def published(name: str) -> pd.DataFrame:
-    """The rows of a study's published tier once all are there, and none before."""
+    """The rows of a study's published tier once all are there, and none before.
+
+    Only rows of its own sizes count, so those of a smaller model are none.
+    """
     study, rows = TESTS[name], store.known(name, "published")
-    if len(rows) != len(study.configs("published")):
-        rows = {}
-    return study.table(rows.values())
+    keys = [check.key for check in study.configs("published")]
+    whole = all(key in rows for key in keys)
+    return study.table([rows[key] for key in keys] if whole else [])
+
+
+def sizes_of(*tables: pd.DataFrame) -> str | None:
+    """The data, models and sizes of rows, for the ``sizes`` of a verdict; None without rows."""
+    said = []
+    for rows in tables:
+        for row in rows.drop_duplicates(["source", "architecture", "T"]).itertuples():
+            sizes = f"{row.architecture} (n = {row.n}, d = {row.d})"
+            said.append(f"{row.T} examples of {row.source}, {sizes}")
+    return "; ".join(said) or None
 
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:

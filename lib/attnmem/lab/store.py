@@ -187,6 +187,19 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class HubCheck(Check):
+    """A test on data and models of a hub."""
+
+
+@dataclass(frozen=True)
+class HubFinding(Finding):
+    """What a test on files of a hub found, and what these were: name, commit, digests."""
+
+    data: str
+    weights: str | None = None  # of trained models
+
+
+@dataclass(frozen=True)
 class Fitting(Configuration):
     """One layer or several with one output, fitted to uniform labels in float64."""
 
@@ -231,7 +244,7 @@ class Fitted:
 
 
 RESULTS: dict[type[Configuration], type] = {Run: Outcome, Skewed: Outcome, Reading: ReadOutcome}
-RESULTS |= {Check: Finding, Fitting: Fitted}
+RESULTS |= {Check: Finding, HubCheck: HubFinding, Fitting: Fitted}
 
 
 def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:

@@ -4,6 +4,7 @@ import gzip
 from functools import partial
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -80,15 +81,20 @@ def test_nature_of_debian_is_read_where_unpacked(tmp_path, monkeypatch):
     assert (crops[:, 2].float().mean() - 200).abs() < 3
 
 
-def test_published_images_of_a_folder_have_colour(tmp_path, save_data):
+@pytest.mark.parametrize("told", [True, False], ids=["an image", "bytes"])
+def test_published_images_have_colour(told, tmp_path, save_data):
     arrays = np.random.default_rng(0).integers(0, 256, (5, 40, 50, 3), dtype=np.uint8)
     images = [*map(Image.fromarray, arrays)]
     images[1] = images[1].convert("L")
-    source = save_data(tmp_path / "images", image=images)
-    batches = list(corpora.published_images(source, 4, size=32, batch=2))
-    assert [len(b) for b in batches] == [2, 1], "three of the first four have colour"
-    first = corpora.resized(torch.from_numpy(arrays[0]).permute(2, 0, 1), 32)
-    assert torch.equal(batches[0][0], first)
+    file = save_data(tmp_path / "images", image=images)
+    if not told:  # by the file itself, as a hub's may be
+        table = pyarrow.parquet.read_table(file)
+        pyarrow.parquet.write_table(table.replace_schema_metadata(None), file)
+    batches = list(corpora.published_images([file], 3, size=32, batch=2))
+    assert [len(b) for b in batches] == [2, 1], "the second one has no colour"
+    for i, array in enumerate(arrays[[0, 2, 3]]):
+        expected = corpora.resized(torch.from_numpy(array).permute(2, 0, 1), 32)
+        assert torch.equal(torch.cat(batches)[i], expected)
 
 
 def test_texts_are_read_from_a_folder_or_a_string(tmp_path, save_words, save_data):
@@ -96,7 +102,7 @@ def test_texts_are_read_from_a_folder_or_a_string(tmp_path, save_words, save_dat
     save_words(tmp_path / "words", words, cls_token="[CLS]", sep_token="[SEP]")
     texts = ["one two", "one two three one two three", "three three three three three"]
     text = save_data(tmp_path / "text", text=texts * 2)
-    read = partial(corpora.published_texts, text, str(tmp_path / "words"))
+    read = partial(corpora.published_texts, [text], str(tmp_path / "words"))
     [found] = read(3, length=5)
     assert found.tolist() == [[3, 4, 5, 3, 4], [5] * 5, [3, 4, 5, 3, 4]]
     [pairs] = read(2, length=7, pairs=True)
@@ -106,15 +112,14 @@ def test_texts_are_read_from_a_folder_or_a_string(tmp_path, save_words, save_dat
     for count in (5, 1):
         [found] = distinct(count)
         assert found["input_ids"].tolist() == [[1, 3, 2, 4, 2], [1, 5, 2, 4, 2]][:count]
-    with pytest.raises(ValueError, match=r"^source: \S+text cannot be read as .*: 'image'$"):
-        next(corpora.published_images(text, 3))
+    with pytest.raises(ValueError, match=r"^source: \S+train.parquet cannot be read .* 'image'"):
+        next(corpora.published_images([text], 3))
 
 
 @pytest.mark.parametrize(
     "load",
     [
-        lambda: next(corpora.published_images("no/such-images", 3)),
-        lambda: next(corpora.published_texts("no/such-text", "no/such-words", 3, length=9)),
+        lambda: next(corpora.distinct_passages("text", "no/such-words", 3, length=9)),
         lambda: encoders.trained_encoder("no/such-model"),
     ],
 )

@@ -1,18 +1,20 @@
 """The tests of the papers' assumptions on features: what is listed, what is found, what resumes."""
 
 import dataclasses
+import re
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from attnmem import __main__
-from attnmem.features import corpora, encoders, pretrained
+from attnmem.features import corpora, encoders, hub, pretrained
 from attnmem.features.encoders import Seen
-from attnmem.lab import assumptions, experiments
+from attnmem.lab import assumptions, experiments, store
 from attnmem.lab.assumptions import TESTS
 from attnmem.theory.independence import numerical_rank
+
+import stand_ins
 
 NAME = "assumptions-vision"
 VISION = TESTS[NAME]
@@ -52,33 +54,62 @@ def test_language_features_are_those_of_the_encoders(kind):
     assert found["GP", "random L1"] == f"{whole} to {whole}"
 
 
-@pytest.mark.parametrize("kind", ["vision", "bert", "gpt2"])
-def test_the_published_tier_runs_without_a_hub(kind, tmp_path, changed, save_words, save_data):
-    random, hub = np.random.default_rng(0), str(tmp_path / "model")
-    pixels = random.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
-    texts = [" ".join(map(str, random.integers(100, size=25))) for _ in range(40)]
-    columns = {"image": [*map(Image.fromarray, pixels)]} if kind == "vision" else {"text": texts}
-    source = save_data(tmp_path / "data", **columns)
-    name, architecture = f"assumptions-{kind}", f"{kind.replace('vision', 'vit')}-tiny"
-    encoders.random_encoder(architecture, depth=2, seed=1).model.save_pretrained(hub)
-    save_words(hub, [*map(str, range(100))], cls_token="1", sep_token="2")
-    told = {"size": 32} if kind == "vision" else {"tokenizer": hub, "length": 20}
-    n = 17 if kind == "vision" else 20
-    data = TESTS[name].tiers["published"].data | told | {"source": source, "count": 40}
-    sizes = {"T": 40, "n": n, "d": 24, "samples": (50, 20), "sizes": (5, 23)}
-    here = {"source": source, "architecture": architecture, "trained": hub}
-    changed(name, "published", data=data, **sizes, **here)
-    assert experiments.run(name, "published") == len(TESTS[name].configs("published"))
-    rows = experiments.table(name, "published")
-    assert set(rows["map"]) >= {"random L0", "random L1", "trained L0", "trained L1"}
-    assert (rows.source == source).all()
-    found = assumptions.by_precision(rows, "share").float64
-    assert found["A1", "trained L1"] == found["A2", "trained L1"] == 1
-    beside = assumptions.by_tier(name, "share")["published", "float64"]
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """The published tier at the sizes of stand-ins, all of it run; the case before these sizes."""
+    own = VISION.tiers["published"]
+    stand_ins.use(monkeypatch, tmp_path, "vision", good=True)
+    assert experiments.run(NAME, "published", "cpu") == len(VISION.configs("published"))
+    return own
+
+
+def test_published_rows_say_what_they_come_from(run, changed):
+    rows = store.known(NAME, "published").values()
+    for check, finding in rows:
+        assert finding.data.startswith(f"ILSVRC/imagenet-1k@{stand_ins.COMMIT} data/train-00000-")
+        assert re.search(r"parquet=[0-9a-f]{64}$", finding.data)
+        if check.map.startswith("trained"):
+            assert re.search(r"@[0-9a-f]{40} model.safetensors=[0-9a-f]{64}$", finding.weights)
+        else:
+            assert finding.weights is None
+    found = assumptions.by_precision(experiments.table(NAME, "published"), "share").float64
+    beside = assumptions.by_tier(NAME, "share")["published", "float64"]
     assert beside.dropna().to_dict() == found.to_dict()
     with_paper = assumptions.beside_paper(beside.to_frame(("published", "float64")), found)
     assert [*with_paper] == [("paper", "float32"), ("published", "float64")]
     assert with_paper["paper", "float32"].replace("", None).dropna().to_dict() == found.to_dict()
+    said = "400 examples of ILSVRC/imagenet-1k, vision-stand-in (n = 5, d = 384)"
+    assert assumptions.sizes_of(assumptions.published(NAME)) == said
+
+
+def test_stand_ins_are_never_taken_for_what_is_published(run, monkeypatch):
+    assert len(assumptions.published(NAME)) == len(VISION.configs("published"))
+    monkeypatch.setitem(VISION.tiers, "published", run)
+    assert len(assumptions.published(NAME)) == 0, "rows of other sizes are none"
+    with pytest.raises(ValueError, match=r"^source: got a model with hidden_size = 384; exp.* 768"):
+        experiments.run(NAME, "published", "cpu")
+
+
+def test_all_that_a_hub_has_is_fetched_before_any_computation(monkeypatch):
+    asked = []
+
+    def fetched(name, *_):
+        asked.append(name)
+        return hub.Fetched(name, "a commit", Path(), {})
+
+    monkeypatch.setattr(hub, "_fetched", fetched)
+    jobs = [experiments.Job(name, "published") for name in TESTS]
+    assert experiments.run_jobs(jobs, "cpu", limit_minutes=1e-9) == 0
+    expected = {"ILSVRC/imagenet-1k", "google/vit-base-patch16-224-in21k", "wikimedia/wikipedia"}
+    assert {*asked} == expected | {"google-bert/bert-large-uncased", "openai-community/gpt2-large"}
+
+
+def test_rows_of_other_files_are_not_added_to(run, tmp_path, changed):
+    changed(NAME, "published", sizes=(250, 300, 350))  # so that some are missing
+    stand_ins.fill(tmp_path, run, "vision", good=False)
+    hub._fetched.cache_clear()
+    with pytest.raises(ValueError, match=r"^rows: got some of \{'data': 'ILSVRC"):
+        experiments.run(NAME, "published", "cpu")
 
 
 def test_rows_of_a_run_are_what_the_features_say():
@@ -125,6 +156,8 @@ def test_images_are_given_to_a_model_as_it_reads_them(changed):
     [
         ({"T": 61}, "source: got 60 examples of photographs; expected 61"),
         ({"trained": "digits_vit", "least": 0.97}, "untrained: got 0.5000 on data held out"),
+        ({"n": 18}, "source: got 17 tokens of dimension 24; expected 18 of dimension 24"),
+        ({"d": 23}, "source: got 17 tokens of dimension 24; expected 17 of dimension 23"),
     ],
 )
 def test_bad_features_give_no_rows(changed, fields, said, monkeypatch):
@@ -190,7 +223,7 @@ def test_the_command_line_tests_and_says_what_it_needs(capsys):
     first = f"[1/26] {NAME}, random L0, float32: queries, size 17, 200 of 200 dependent"
     assert (done, first in out, f"26 rows added\n{NAME}: 0 missing" in out) == (0, True, True)
     for words, error in [
-        (("--profile", "published"), "source 'google/vit-base-patch16-224-in21k' is no folder"),
+        (("--profile", "published"), "the dataset ILSVRC/imagenet-1k is not whole in "),
         (("--profile", "paper"), "profile: got 'paper'; expected one of published, shipped"),
         (("--seeds", "3"), f"seeds: got 3; expected nothing, since {NAME} is tests of linear ind"),
     ]:

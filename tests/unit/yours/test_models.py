@@ -7,7 +7,6 @@ import re
 import shutil
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 import transformers
@@ -389,15 +388,6 @@ def test_code_of_a_model_is_not_run(kind, model, monkeypatch, tmp_path, save_wor
     if kind != "bert":
         with pytest.raises(ValueError, match=f"{MODEL}unheard-of; expected one"):
             saved_layer(model)
-
-
-def test_data_sets_are_asked_for_without_their_code(monkeypatch):
-    def load(*names, trust_remote_code, **options):
-        assert trust_remote_code is False
-        return datasets.Dataset.from_dict({"image": []})
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    assert not [*corpora.published_images("some/images", 3)]
 
 
 def call(capsys, *words):
