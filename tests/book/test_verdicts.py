@@ -18,10 +18,13 @@ import jupytext
 import pandas as pd
 import pytest
 
+from attnmem.__main__ import main
 from attnmem.lab import assumptions, laws, searches, store
 from attnmem.pages import reporting, scaling
 from attnmem.papers import claims
 
+import stand_ins
+from tools import claims as page_of_claims
 from tools import graph
 from tools.chapters import chapters, text_path
 
@@ -84,17 +87,20 @@ def needed(chapter, key, given=()):
 
 @pytest.fixture
 def judge(monkeypatch):
-    """What a chapter says of a claim, with changed rows or searches, and with ``given`` names."""
+    """What a chapter says of a claim, with changed rows or searches, and with ``given`` names.
+
+    Rows of the published tier are made up, or none are there, but with ``stored``.
+    """
     shown = {}
 
     def show(text, data=None):
         entry = (data or {}).get(reporting.METADATA, {"verdict": text})
         shown[entry.get("claim", text.split("**")[1])] = entry
 
-    def judged(key, change=None, search=None, published=None, **given):
+    def judged(key, change=None, search=None, published=None, stored=False, **given):
         def read(path, **_):
             experiment, tier = Path(path).parent.name, Path(path).stem
-            if tier == "published":
+            if tier == "published" and not stored:
                 return published_rows(experiment, published) if published else {}
             rows = READ(Path(path))
             return {k: (c, change(c, r)) for k, (c, r) in rows.items()} if change else rows
@@ -178,10 +184,13 @@ def dependent(share, *, vectors=("queries", "contexts", "relaxed"), dtype="float
 
 def published_rows(name, share):
     """All rows of the published tier, which no machine of ours has, with shares of independence."""
-    seen = {"ranked": 20, "least_rank": 9, "most_rank": 9}
+    seen = {"ranked": 20, "least_rank": 9, "most_rank": 9, "data": "a name@commit"}
     made = {"wall_s": 0.0, "device": "cpu", "torch": "2", "commit": "0" * 40}
     return {
-        check.key: (check, store.Finding(round((1 - share(check)) * check.samples), **seen, **made))
+        check.key: (
+            check,
+            store.HubFinding(round((1 - share(check)) * check.samples), **seen, **made),
+        )
         for check in assumptions.TESTS[name].configs("published")
     }
 
@@ -573,6 +582,43 @@ def test_rows_decide_the_word_of_a_claim(judge, case):
     assert judge(key, change, **(given or [{}])[0])["verdict"] in words
 
 
+OF_HUB = {  # of stand-ins of each kind, and whether these are good: claims, words, what fails
+    ("vision", True): {"table-1": (IN, ()), "figure-1": (IN, ())},
+    ("vision", False): {"table-1": (PART, ("A1",)), "figure-1": (OUT, ("up to 250",))},
+    ("bert gpt2", True): {"table-3": (IN, ()), "appendix-j": (IN, ())},
+    ("bert gpt2", False): {
+        "table-3": (PART, ("A1", "bert-large, ")),
+        "appendix-j": (PART, ("gpt2-large, trained",)),
+    },
+}
+
+
+@pytest.mark.parametrize("kinds", OF_HUB, ids=lambda kinds: f"{kinds[0]}, good: {kinds[1]}")
+def test_files_of_a_hub_become_verdicts(kinds, judge, tmp_path, monkeypatch, capsys):
+    """From a cache of the hub's layout, by the command, to rows, a verdict and the claims page."""
+    names, good = kinds
+    stand_ins.use(monkeypatch, tmp_path, *names.split(), good=good)
+    studies = [f"assumptions-{kind}" for kind in names.split()]
+    command = ["run", *studies, "--profile", "published", "--device", "cpu"]
+    assert main(command) == 0, capsys.readouterr().err
+    for claim, (word, failing) in OF_HUB[kinds].items():
+        entry = judge(f"{M}{claim}", stored=True)
+        failed = [said for said, holds, *_ in entry["checks"] if not holds]
+        assert (entry["verdict"], bool(failed)) == (word, not good), failed
+        assert all(any(part in said for part in failing) for said in failed)
+        assert f"{stand_ins.COUNT} examples of " in entry["sizes"]
+        assert f"{word} · {entry['grade']}" in badge(f"{M}{claim}", entry)
+
+
+def badge(key, entry):
+    """What the page of claims shows of a claim, had its chapter recorded this verdict."""
+    checks = [(said, reporting.Graded(*check)) for said, *check in entry["checks"]]
+    told = [entry[field] for field in ("verdict", "grade", "sizes", "instead")]
+    made = RECORDED | {key: graph.Recorded(chapter_of(key), *told, checks)}
+    before, _, _ = page_of_claims.page(made, graph.read()).partition(f":name: claim-{key}\n")
+    return before.splitlines()[-1]
+
+
 ONE = [  # a curve that is saturated, among others
     (f"{D}experiment-1", "exp1", 13),
     (f"{M}figure-4-heads", "fig4-heads", 30_000),
@@ -628,5 +674,5 @@ QUICK = (
 @pytest.mark.parametrize("key", QUICK)
 def test_stored_rows_give_the_recorded_verdict(judge, key):
     """So the statements that run here judge as the chapter does."""
-    now, then = judge(key), RECORDED[key]
+    now, then = judge(key, stored=True), RECORDED[key]
     assert (now["verdict"], now["grade"]) == (then.verdict, then.grade)
