@@ -13,6 +13,8 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import safetensors.torch
+import torch
 import transformers
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -81,6 +83,8 @@ def fill(home, case, kind, *, good):
     into_cache(home, "dataset", case.data["source"], scratch / "data")
     model = trained(kind, good)
     model.save_pretrained(scratch / "model")
+    if kind == "bert":
+        rename(scratch / "model" / "model.safetensors")
     if kind != "vision":
         save_words(scratch / "model")
     into_cache(home, "model", case.trained, scratch / "model")
@@ -110,6 +114,16 @@ def trained(kind, good):
     if kind == "gpt2" and good:  # a word that stands at both places makes one token twice
         model.wpe.weight.data[5] = model.wpe.weight.data[4]
     return model
+
+
+def rename(file):
+    """Give weights of a BERT the names that they have on the hub, where a head stands beside it."""
+    weights = {"cls.predictions.bias": torch.zeros(9)}
+    for name, P in safetensors.torch.load_file(file).items():
+        for new, old in (("gamma", "weight"), ("beta", "bias")):
+            name = name.replace(f"LayerNorm.{old}", f"LayerNorm.{new}")
+        weights[f"bert.{name}"] = P
+    safetensors.torch.save_file(weights, file, {"format": "pt"})
 
 
 def save_words(folder):

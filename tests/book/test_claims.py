@@ -152,6 +152,8 @@ def test_a_verdict_says_why_and_what_would_be_true(claim):
     word, told = graph.word_of(claim, RECORDED.get(claim.key)), entry(PAGE.read_text(), claim.key)
     where = f"** ({claim.place}): " if claim.place else ":** "
     assert f"**Our reading{where}{claim.reads}\n" in told
+    if any(name.endswith("/published") for name in claims.files(claim)):
+        return  # rows of a hub decide the word before anybody could say why
     if word in ("contradicted", "not as stated", "not met") or word.endswith("in part"):
         assert claim.why, f"say in {header(claim.key)} `why` it is {word}"
     only = "`true_if` is for what is contradicted, and only for that"
