@@ -284,6 +284,8 @@ def _case(where: str, table: dict[str, Any]) -> Case:
     with reading(where, "a case of a known architecture and reader"):
         case = checked(Case)(**table, also=further)
         _ = encoders.ARCHITECTURES[case.architecture], _READERS[case.data["reader"]]
+        if case.trained and not case.on_hub:
+            getattr(pretrained, case.trained)
     return case
 
 

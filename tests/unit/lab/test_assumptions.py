@@ -190,6 +190,7 @@ T = 30
         ("d = 24", "", "missing a required argument: 'd'"),
         ("vit-tiny", "vit-huge", "'vit-huge'"),
         ("photograph_crops", "nowhere", "'nowhere'"),
+        ("d = 24", 'd = 24\ntrained = "by/nobody"', "module .* has no attribute 'by/nobody'"),
     ],
 )
 def test_a_bad_case_is_refused_by_its_place_and_name(old, new, said):
