@@ -32,7 +32,7 @@ CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run gpu gpu-queue html address pdf test unit quick nbval steady seeds small browser chromium mutants lint format wheel lock clean
+.PHONY: help env book run gpu gpu-queue hub html address pdf test unit quick nbval steady seeds small browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -73,6 +73,9 @@ gpu: $(READY) ## train a chapter's figures again (CHAPTER=training/growth MINUTE
 gpu-queue: $(READY) ## HOURS=3 of a GPU for what is missing of Mahdavi et al., then the book renewed, in one commit (PLAN=1: only say what; DEVICE=cpu WORKERS=2)
 	@$(BIN)/python -m tools.evening --hours $(or $(HOURS),$(error HOURS=3 is missing)) \
 	  --device $(or $(DEVICE),cuda) $(if $(WORKERS),--workers $(WORKERS)) $(if $(PLAN),--plan)
+
+hub: $(READY) ## test the published images, texts and models, fetched from a hub, then the book renewed, in one commit (STUDIES=assumptions-bert; DEVICE=cuda)
+	@$(BIN)/python -m tools.evening --hub $(STUDIES) --device $(or $(DEVICE),auto) $(if $(WORKERS),--workers $(WORKERS))
 
 html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
 	$(SHOW) 'HTML'

@@ -1,12 +1,14 @@
-"""Some hours of a GPU, or of a CPU: train what is missing, then renew the book, in one commit.
+"""Some hours of a GPU, or of a CPU, or with a hub: measure, then renew the book, in one commit.
 
     python -m tools.evening --hours 3                              on a GPU, eight streams
     python -m tools.evening --hours 48 --device cpu --workers 2
     python -m tools.evening --hours 3 --plan                       only say what would be trained
     python -m tools.evening --hours 0                              train no more, end what was begun
+    python -m tools.evening --hub                                  fetch, and test what was fetched
 
-What it does is `attnmem queue`, and at the end: digests, the chapters that read new rows, the
-claims page, a report, a commit of these. Whenever it was ended before, the same command goes on.
+What it does is `attnmem queue`, with a hub `attnmem run`, and at the end: digests, the chapters
+that read new rows, the claims page, a report, a commit of these. Whenever it was ended before, the
+same command goes on.
 ``git revert`` takes the commit back.
 """
 
@@ -32,9 +34,10 @@ ROWS, CLAIMS = "lib/attnmem/measurements", "book/extra/book/claims.json"
 DIGESTS = f"{ROWS}/{store.DIGESTS}"
 # What it changes and commits: no other file may differ from the last commit.
 RENEWED = (ROWS, "book/notebooks", "book/claims.md", "book/fragments", "book/extra/book")
+OF_A_HUB = ["assumptions-vision", "assumptions-bert", "assumptions-gpt2"]
 # How a chapter reads all figures without naming them.
 READS_ALL = re.compile(r"\blaws\.\w+\(|\bexperiments\.(?:MAHDAVI|EXPERIMENTS|STUDIES)\b(?!\[)")
-AGAIN = "the same command goes on from here; with --hours 0 it ends with the rows that are there"
+AGAIN = "the same command goes on from here; HOURS=0 in its place ends with the rows that are there"
 
 
 def git(*words: str, **options: str) -> str:
@@ -92,8 +95,8 @@ def report(rows: dict[str, tuple[list[Row], list[Row]]], before: str, after: str
     for file, (old, new) in rows.items():
         name, _, profile = file.partition("/")
         study = STUDIES[name]
-        grid = study.configs(profile)
         lines.append(f"{file}: {len(old)} to {len(new)} rows")
+        grid = study.configs(profile) if study.curves else []
         for curve in dict.fromkeys(map(study.curve_of, grid)):
             runs = {run.key: run for run in grid if study.curve_of(run) == curve}
             had, have = ([run for run, _ in part if run.key in runs] for part in (old, new))
@@ -154,7 +157,8 @@ def end() -> int:
         _keep_pictures(chapter)
     before, after = git("show", f"HEAD:{CLAIMS}"), (ROOT / CLAIMS).read_text("utf-8")
     count = sum(len(new) - len(old) for old, new in rows.values())
-    subject = f"[lab] {count} more trainings of Mahdavi et al."
+    kinds = sorted({STUDIES[file.partition("/")[0]].kind for file in rows})
+    subject = f"[lab] {count} more {' and '.join(kinds)}"
     text = "\n".join([subject, "", *report(rows, before, after)])
     git("add", "--all", "--", *RENEWED)
     git("commit", "--quiet", "--file", "-", input=text + "\n")
@@ -175,11 +179,17 @@ def _keep_pictures(chapter: str) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Plan only, or train until the hours are over and renew the book."""
+    """Plan only, or measure until the hours are over and renew the book."""
     if "--plan" in words:
         return command.main(["queue", *words])
     begin()
-    if status := command.main(["queue", *words]):
+    if words[:1] == ["--hub"]:
+        names = [word for word in words if word in STUDIES] or OF_A_HUB
+        options = [word for word in words[1:] if word not in names]
+        measure = ["run", *names, "--profile", "published", *options]
+    else:
+        measure = ["queue", *words]
+    if status := command.main(measure):
         print(f"\nended early, all rows are stored: {AGAIN}", file=sys.stderr)
         return status
     return end()

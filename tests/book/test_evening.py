@@ -127,7 +127,7 @@ def test_an_evening_is_one_commit_that_can_be_reverted(book, capsys):
     ]
     assert evening.changed() == []
     assert evening.git("log", "--format=%s").splitlines() == [
-        "[lab] 48 more trainings of Mahdavi et al.",
+        "[lab] 48 more trainings",
         "before",
     ]
     files = evening.git("show", "--name-only", "--format=", "HEAD").split()
@@ -182,6 +182,24 @@ def test_what_ended_goes_on_with_the_same_command(book, step, capsys):
     assert evening.changed() == []
     assert "[lab] 48 more trainings" in evening.git("log", "--format=%s")
     assert not evening.BEGUN.exists()
+
+
+def test_a_hub_gives_rows_in_place_of_the_queue(book):
+    """Of all three studies or of those that are named; the end is the same."""
+    assert evening.main(["--hub", "--device", "cpu"]) == 0
+    run = ["run", *evening.OF_A_HUB, "--profile", "published", "--device", "cpu"]
+    assert book.said[0] == run
+    assert evening.git("log", "--format=%s").startswith("[lab] 48 more")
+    book.trained = []
+    assert evening.main(["--hub", "assumptions-gpt2"]) == 0
+    assert ["run", "assumptions-gpt2", "--profile", "published"] in book.said
+
+
+def test_rows_of_assumptions_are_reported_without_curves():
+    tests = {"assumptions-vision/published": ([], [])}
+    said = evening.report(tests, claims_that_say("not yet"), claims_that_say("confirmed"))
+    assert said[:2] == ["assumptions-vision/published: 0 to 0 rows", "Verdicts that moved: 1"]
+    assert said[2] == f"- {CLAIM}: not yet -> confirmed"
 
 
 def test_an_evening_without_rows_commits_nothing(book):

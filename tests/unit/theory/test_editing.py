@@ -1,7 +1,6 @@
 """One fact more: every answer kept, the count of facts, what is refused, and exact forgetting."""
 
 import copy
-import pickle
 import re
 
 import pytest
@@ -439,9 +438,7 @@ def test_weights_of_many_facts_are_those_of_one_solve():
             assert memory.room == 48 - len(kept)
 
 
-@pytest.mark.parametrize(
-    "again", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
-)
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])
 def test_a_copy_has_facts_of_its_own(ten, again):
     memory, _, E, e, _ = ten
     other = again(memory)
