@@ -98,7 +98,7 @@ def colab_cell(base: str = "", sha256: str = "") -> nbformat.NotebookNode:
     book, which only a downloaded notebook knows. Without either it says what is needed. A wheel
     whose hash is another is refused, unless none is known, as in the repository.
     """
-    place = below(base, f"downloads/{wheel_name()}")
+    place = below(base, f"downloads/{wheel_name()}") if base else ""
     if place and sha256:
         place += f"#sha256={sha256}"
     source = (BOOK / "fragments" / "install.ipy").read_text("utf-8").rstrip()
