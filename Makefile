@@ -83,6 +83,7 @@ html: $(READY) ## build the HTML from the notebooks as they are, warnings are er
 	@test -s _build/html/book/notebooks/front/overview.html
 
 address: $(READY) ## set the repository's address, and so the book's, in _config.yml (URL=https://github.com/..., SITE= elsewhere; URL= takes it back)
+	@$(if $(filter command,$(origin URL)),,$(error URL=https://github.com/... is missing; URL= takes the address back))
 	@$(BIN)/python -m tools.address '$(URL)' '$(SITE)'
 
 pdf: chromium ## the built book as one PDF, _build/book.pdf (after make book; some minutes)

@@ -120,7 +120,7 @@ def _describe(app: Any, page: str, template: str, context: dict[str, Any], doctr
         for name, text in tags.items()
     ]
     if page == LOST:
-        lines.insert(0, f'<base href="{base or "/"}" />')
+        lines.insert(0, f'<base href="{base.rstrip("/")}/" />')
     known = context.get("metatags", "")
     context["metatags"] = "\n".join([known, *lines])
 

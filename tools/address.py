@@ -23,7 +23,8 @@ SETTINGS = {  # in the order of their values below
 
 def addresses(url: str, site: str = "") -> tuple[str, str]:
     """Of the repository and of the built book; GitHub's pages are named after the repository."""
-    url, site = tidy(url), tidy(site)
+    url = tidy(url).replace("://www.github.com/", "://github.com/")
+    site = tidy(site)
     if not url:
         if site:
             refuse("SITE", site, "none without URL, the repository's address")
@@ -32,7 +33,8 @@ def addresses(url: str, site: str = "") -> tuple[str, str]:
         parts = urlsplit(address)
         local = parts.hostname in ("127.0.0.1", "localhost")
         if address and not (parts.hostname and (parts.scheme == "https" or local)):
-            refuse(name, repr(address), "an address such as https://github.com/...")
+            example = {"URL": "https://github.com/...", "SITE": "https://book.example"}[name]
+            refuse(name, repr(address), f"an https address such as {example}")
         if re.search(r"[^\w.:/~-]", address):
             refuse(name, repr(address), "letters, digits and . : / ~ - only")
     host, path = urlsplit(url).hostname, urlsplit(url).path.strip("/").split("/")

@@ -13,6 +13,7 @@ same command goes on.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 import subprocess
@@ -37,7 +38,8 @@ RENEWED = (ROWS, "book/notebooks", "book/claims.md", "book/fragments", "book/ext
 OF_A_HUB = ["assumptions-vision", "assumptions-bert", "assumptions-gpt2"]
 # How a chapter reads all figures without naming them.
 READS_ALL = re.compile(r"\blaws\.\w+\(|\bexperiments\.(?:MAHDAVI|EXPERIMENTS|STUDIES)\b(?!\[)")
-AGAIN = "the same command goes on from here; HOURS=0 in its place ends with the rows that are there"
+AGAIN = "the same command goes on from here"
+NO_MORE = "`make gpu-queue HOURS=0` measures no more and ends with the rows that are there"
 
 
 def git(*words: str, **options: str) -> str:
@@ -57,6 +59,10 @@ def begin() -> None:
     if store.writable_root().resolve() != store.SHIPPED.resolve():
         sys.exit("ATTNMEM_MEASUREMENTS names another folder: unset it, the rows are committed here")
     git("var", "GIT_COMMITTER_IDENT")  # an error now, rather than after the evening
+    if git("rev-parse", "--abbrev-ref", "HEAD").strip() == "HEAD":
+        sys.exit(
+            "no branch is checked out, on which the rows could be committed: git switch to one"
+        )
     others = [name for name in changed() if not (BEGUN.exists() and name.startswith(RENEWED))]
     if others:
         names = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
@@ -141,7 +147,7 @@ def end() -> int:
     """Renew what depends on the new rows, say what changed, and commit it."""
     rows = new_rows()
     if not rows:
-        BEGUN.unlink()
+        BEGUN.unlink(missing_ok=True)
         print("no new rows, so nothing changed")
         return 0
     for file, (_, new) in rows.items():
@@ -184,15 +190,19 @@ def main(words: list[str]) -> int:
         return command.main(["queue", *words])
     begin()
     if words[:1] == ["--hub"]:
-        names = [word for word in words if word in STUDIES] or OF_A_HUB
-        options = [word for word in words[1:] if word not in names]
+        options = [*itertools.dropwhile(lambda word: word[:1] != "-", words[1:])]
+        names = words[1 : len(words) - len(options)] or OF_A_HUB
         measure = ["run", *names, "--profile", "published", *options]
     else:
         measure = ["queue", *words]
-    if status := command.main(measure):
-        print(f"\nended early, all rows are stored: {AGAIN}", file=sys.stderr)
-        return status
-    return end()
+    try:
+        status = command.main(measure)
+    finally:
+        if not changed():  # nothing was begun
+            BEGUN.unlink(missing_ok=True)
+    if status and BEGUN.exists():
+        print(f"\nended early, all rows are stored: {AGAIN}; {NO_MORE}", file=sys.stderr)
+    return status or end()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .chapters import ROOT, repository, site, wheel_name
 
+OF_THE_WHEEL = ("README.md", "LICENSE", "lib")
 FIRST = "315532800"  # 1980, before which a zip knows no time
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
@@ -51,7 +52,7 @@ def _addressed_project() -> str:
 def _copy() -> Iterator[str]:
     """A copy of what belongs to the library, since building leaves files behind."""
     with tempfile.TemporaryDirectory() as copy:
-        for name in ("README.md", "LICENSE"):
+        for name in OF_THE_WHEEL[:-1]:
             shutil.copy(ROOT / name, copy)
         Path(copy, "pyproject.toml").write_text(_addressed_project(), "utf-8")
         ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
@@ -70,8 +71,9 @@ def _run(arguments: list[str], folder: str) -> None:
 
 
 def _committed() -> str:
-    """Seconds of the last commit, if one is known."""
-    command, options = ["git", "log", "-1", "--format=%ct"], {"stderr": subprocess.DEVNULL}
+    """Seconds of the last commit of the library, if one is known: others change no wheel."""
+    command = ["git", "log", "-1", "--format=%ct", "--", *OF_THE_WHEEL, "pyproject.toml"]
+    options = {"stderr": subprocess.DEVNULL}
     try:
         seconds = subprocess.check_output(command, cwd=ROOT, encoding="utf-8", **options)
     except (OSError, subprocess.CalledProcessError):

@@ -214,6 +214,8 @@ def _card(arguments: argparse.Namespace, known: list[str]) -> tuple[str, str]:
     named = [card for card in known if arguments.device in card]
     if arguments.plan and len(named) == 1:
         return "cpu" if named == ["cpu"] else "cuda", named[0]
+    if arguments.plan and not arguments.device.startswith(("auto", "cpu", "cuda")):
+        refuse("device", repr(arguments.device), f"a part of one name of {', '.join(known)}")
     device = experiments.choose_device(arguments.device)
     return device, training.device_name(torch.device(device))
 

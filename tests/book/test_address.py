@@ -16,6 +16,7 @@ PAGES = "https://some-one.github.io/some.where"
     [
         (HERE, "", (HERE, PAGES)),
         (f"  {HERE}.git/ ", "", (HERE, PAGES)),
+        (HERE.replace("://", "://www."), "", (HERE, PAGES)),
         (HERE, "https://someone.example/book/", (HERE, "https://someone.example/book")),
         (
             "https://github.com/a/A.github.io",
@@ -38,7 +39,7 @@ def test_an_address_is_read_in_every_form(url, site, expected):
 @pytest.mark.parametrize(
     ("url", "site", "refused"),
     [
-        ("github.com/a/b", "", "URL: got 'github.com/a/b'; expected an address"),
+        ("github.com/a/b", "", "URL: got 'github.com/a/b'; expected an https address"),
         ("http://github.com/a/b", "", "URL: got 'http:"),
         ("git@github.com:a/b.git", "", "URL: got"),
         (
@@ -49,7 +50,7 @@ def test_an_address_is_read_in_every_form(url, site, expected):
         ("https://github.com/a/b/tree/main", "", "URL: got"),
         (PAGES, "", "expected the repository's address"),
         ("https://gitlab.com/a/b", "", "SITE: got nothing; expected where the book will stand"),
-        (HERE, "book", "SITE: got 'book'; expected an address"),
+        (HERE, "book", "SITE: got 'book'; expected an https address"),
         (f'{HERE}"\\nx: 1', "", "letters, digits"),
         (HERE, "https://a.example/$(x)", "SITE: got .*letters, digits"),
         ("", PAGES, "SITE: got .*none without URL"),

@@ -22,7 +22,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from small_book import IMPORTS, NOTATION, NOTEBOOK, PAGE, PIXEL, SAMPLE, build
-from tools import chapters
+from tools import chapters, wheel
 from tools.chapters import BOOK, ROOT, TEXT, colab_cell, wheel_name
 from tools.wheel import FIRST, build_sdist, build_wheel
 
@@ -74,7 +74,8 @@ def test_sample_has_each_role_and_directive(kind):
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory):
     """Without an address: what jupyter-book takes in its place is none, either."""
-    return build(tmp_path_factory.mktemp("closed"), repository={"branch": "main"})
+    nowhere = {"repository": {"branch": "main"}, "html": {"baseurl": ""}}
+    return build(tmp_path_factory.mktemp("closed"), **nowhere)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,8 @@ def test_address_is_told_to_search_engines_and_citations(opened, closed):
         f'<link rel="canonical" href="{site}/{PAGE}.html"' in (opened / f"{PAGE}.html").read_text()
     )
     assert not (closed / "sitemap.xml").exists()
+    for book, base in ((opened, f"{site}/"), (closed, "/")):  # of links in a page of any depth
+        assert f'<base href="{base}" />' in (book / "404.html").read_text()
     cited = yaml.safe_load((opened / "downloads" / "CITATION.cff").read_text())
     assert (cited.pop("url"), cited.pop("repository-code")) == (site, ADDRESS)
     assert cited == yaml.safe_load((closed / "downloads" / "CITATION.cff").read_text())
@@ -322,6 +325,8 @@ def test_first_cell_installs_the_published_wheel(first_cell, tmp_path, capsys):
 
 def test_wheel_has_the_same_bytes_everywhere(closed, tmp_path, monkeypatch):
     one = published(closed)
+    monkeypatch.setattr(wheel, "site", lambda: "")
+    monkeypatch.setattr(wheel, "repository", lambda: ("", "main"))
     monkeypatch.setenv("SOURCE_DATE_EPOCH", FIRST)  # as in an archive of the repository
     before = os.umask(0o077)
     built = build_wheel(tmp_path)

@@ -184,6 +184,20 @@ def test_what_ended_goes_on_with_the_same_command(book, step, capsys):
     assert not evening.BEGUN.exists()
 
 
+def test_what_is_refused_before_a_measurement_leaves_nothing_begun(book, capsys):
+    """So a change that is made after it counts as one; and rows need a branch."""
+    book.fails, book.trained = "queue", []
+    assert evening.main(HOUR) == 1
+    assert "rows are stored" not in "".join(capsys.readouterr())
+    book.write("book/claims.md", "changed by hand")
+    with pytest.raises(SystemExit, match=r"^uncommitted changes: book/claims\.md"):
+        evening.main(HOUR)
+    evening.git("checkout", "--", "book/claims.md")
+    evening.git("checkout", "--quiet", "--detach")
+    with pytest.raises(SystemExit, match=r"^no branch is checked out"):
+        evening.main(HOUR)
+
+
 def test_a_hub_gives_rows_in_place_of_the_queue(book):
     """Of all three studies or of those that are named; the end is the same."""
     assert evening.main(["--hub", "--device", "cpu"]) == 0

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from tools.chapters import HTML
+from tools.chapters import site as published
 from tools.pdf import CHROMIUM, TYPESET
 
 FITTED = "() => 'fitted' in document.body.dataset"  # book.js has found what is too wide
@@ -49,12 +50,20 @@ def site():
 def opened(chromium, site):
     """A function that opens a page and waits until it is complete; nothing else is reachable.
 
+    What a page asks of the book's own address, if it has one, is the built book.
     What went wrong is in the page's ``faults``, what it asked for, also outside, in ``loaded``.
     """
 
+    def answer(route):
+        if published() and route.request.url.startswith(f"{published()}/"):
+            name = route.request.url.removeprefix(f"{published()}/").split("?")[0]
+            route.fulfill(path=HTML / name)
+        else:
+            route.abort()
+
     def open_page(name: str, width: int = 1280):
         context = chromium.new_context(viewport={"width": width, "height": 900})
-        context.route(lambda url: not url.startswith(site), lambda route: route.abort())
+        context.route(lambda url: not url.startswith(site), answer)
         page = context.new_page()
         page.faults, page.loaded = [], []
         page.on("console", lambda m: m.type == "error" and page.faults.append(m.text))

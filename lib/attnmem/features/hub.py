@@ -99,7 +99,7 @@ def _in_one_line(name: str, kind: str, cache: str) -> Iterator[None]:
             message = f"no space is left for {name} in {cache}: make room, or name a folder of "
             message += "another disk in HF_HOME; a new run goes on from what is there"
             raise OSError(errno.ENOSPC, message) from error
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:120]
         remedy = "a new run goes on from what is there; without a network, copy the cache of a "
         remedy += f"machine that has it, and name its folder in HF_HOME ({reason})"
         message = f"the {kind} {name} is not whole in {cache}, and no hub gives it: {remedy}"
