@@ -12,7 +12,6 @@ same command goes on.
 ``git revert`` takes the commit back.
 """
 
-import dataclasses
 import itertools
 import json
 import re
@@ -107,7 +106,9 @@ def report(rows: dict[str, tuple[list[Row], list[Row]]], before: str, after: str
             runs = {run.key: run for run in grid if study.curve_of(run) == curve}
             had, have = ([run for run, _ in part if run.key in runs] for part in (old, new))
             if len(have) > len(had):
-                settings, *counts = (_settings(part) for part in (runs.values(), had, have))
+                settings, *counts = (
+                    len({run.cell for run in part}) for part in (runs.values(), had, have)
+                )
                 trainings = f"{len(had)} to {len(have)} of {len(runs)} trainings"
                 said = f"{counts[0]} to {counts[1]} of {settings} settings"
                 lines.append(f"- {study.curves} = {curve}: {trainings}, {said}")
@@ -127,10 +128,6 @@ def report(rows: dict[str, tuple[list[Row], list[Row]]], before: str, after: str
     if asked:
         lines.append(f"Written by hand, to be read again: why and needs of {', '.join(asked)}")
     return lines
-
-
-def _settings(runs: list) -> int:
-    return len({dataclasses.replace(run, seed=0) for run in runs})
 
 
 def _word(claim: dict) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .chapters import ROOT, repository, site, wheel_name
 
-OF_THE_WHEEL = ("README.md", "LICENSE", "lib")
+BESIDE = ("README.md", "LICENSE")  # what the wheel has from beside the library
 FIRST = "315532800"  # 1980, before which a zip knows no time
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
@@ -52,7 +52,7 @@ def _addressed_project() -> str:
 def _copy() -> Iterator[str]:
     """A copy of what belongs to the library, since building leaves files behind."""
     with tempfile.TemporaryDirectory() as copy:
-        for name in OF_THE_WHEEL[:-1]:
+        for name in BESIDE:
             shutil.copy(ROOT / name, copy)
         Path(copy, "pyproject.toml").write_text(_addressed_project(), "utf-8")
         ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
@@ -64,15 +64,15 @@ def _copy() -> Iterator[str]:
 
 def _run(arguments: list[str], folder: str) -> None:
     """Run Python there, with the commit's time for what it writes."""
-    environment = {"SOURCE_DATE_EPOCH": _committed(), **os.environ}
+    environment = {"SOURCE_DATE_EPOCH": committed(), **os.environ}
     subprocess.run(
         [sys.executable, *arguments], check=True, cwd=folder, env=environment, umask=0o022
     )
 
 
-def _committed() -> str:
+def committed() -> str:
     """Seconds of the last commit of the library, if one is known: others change no wheel."""
-    command = ["git", "log", "-1", "--format=%ct", "--", *OF_THE_WHEEL, "pyproject.toml"]
+    command = ["git", "log", "-1", "--format=%ct", "--", *BESIDE, "lib", "pyproject.toml"]
     options = {"stderr": subprocess.DEVNULL}
     try:
         seconds = subprocess.check_output(command, cwd=ROOT, encoding="utf-8", **options)

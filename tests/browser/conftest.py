@@ -1,5 +1,6 @@
 """Chromium, and the pages that `make html` has built, served to it alone."""
 
+import contextlib
 import functools
 import http.server
 import shutil
@@ -36,14 +37,26 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def site():
+def serve():
+    """A function that serves a folder on this machine, also one that comes later: its address."""
+    with contextlib.ExitStack() as servers:
+
+        def start(folder):
+            handler = functools.partial(_Quiet, directory=str(folder))
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+            servers.enter_context(server)
+            servers.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            return f"http://127.0.0.1:{server.server_port}/"
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def site(serve):
     """The address of a server of the built book on this machine."""
     assert HTML.is_dir(), "no built book: make html"
-    handler = functools.partial(_Quiet, directory=str(HTML))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    return serve(HTML)
 
 
 @pytest.fixture(scope="session")

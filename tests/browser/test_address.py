@@ -1,9 +1,6 @@
 """A small book below a made-up address: where its buttons lead, what its first cell installs."""
 
-import functools
-import http.server
 import re
-import threading
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -16,23 +13,13 @@ REPOSITORY = "https://github.com/someone/somewhere"
 NAME = "foundations-attention.ipynb"
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
+def published(tmp_path_factory, serve):
     """The book's address on this machine, and its folder."""
     folder = tmp_path_factory.mktemp("published")
-    handler = functools.partial(_Quiet, directory=str(folder / "_build" / "html"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        address = f"http://127.0.0.1:{server.server_port}"
-        there = {"repository": {"url": REPOSITORY, "branch": "main"}, "html": {"baseurl": address}}
-        html = build(folder, **there)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield address, html
-        server.shutdown()
+    address = serve(folder / "_build" / "html").rstrip("/")
+    there = {"repository": {"url": REPOSITORY, "branch": "main"}, "html": {"baseurl": address}}
+    return address, build(folder, **there)
 
 
 def follow(chromium, address, page, button):

@@ -13,7 +13,7 @@ import functools
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..checks import need
 
@@ -118,18 +118,12 @@ def _is_full(error: BaseException | None) -> bool:
 def _digest(path: Path) -> str:
     """The SHA-256 of a file; refused if the hub named the file by another digest."""
     blob = path.resolve()
-    digest = _hash(blob, hashlib.sha256())
+    with open(blob, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     found = {64: digest}  # by the length of the name
-    if blob.stat().st_size < _SMALL:
-        found[40] = _hash(blob, hashlib.sha1(b"blob %d\0" % blob.stat().st_size))  # as git does
+    if (size := blob.stat().st_size) < _SMALL:  # as git does
+        found[40] = hashlib.sha1(b"blob %d\0" % size + blob.read_bytes()).hexdigest()
     is_digest = not blob.name.strip("0123456789abcdef")  # else the cache has no links
     if is_digest and found.get(len(blob.name), blob.name) != blob.name:
         raise ValueError(f"{path} is damaged: delete {blob}, and run this again to fetch it")
     return digest
-
-
-def _hash(path: Path, digest: Any) -> str:
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -379,8 +379,8 @@ def usable(
 ) -> tuple[list[Row], bool]:
     """Rows of a grid, of its whole curves if it has some, and whether they are without holes."""
     in_grid = [row for key, row in stored_rows.items() if key in grid]
-    cells = {dataclasses.replace(run, seed=0) for run, _ in in_grid}
-    holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
+    cells = {run.cell for run, _ in in_grid}
+    holes = [run for run in grid.values() if run.cell not in cells]
     if curves is None:
         return in_grid, not holes
 

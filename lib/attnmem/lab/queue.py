@@ -5,7 +5,6 @@ without a row, then the other seeds; of these always the curve that costs least.
 seconds of stored rows of the same card.
 """
 
-import dataclasses
 import heapq
 import itertools
 import math
@@ -64,12 +63,12 @@ def items(rows: _Stored, card: str, profile: str = "paper") -> list[Item]:
         study = EXPERIMENTS[name]
         missing = study.missing(profile, ALL, rows[name])
         have = [run for run in study.configs(profile) if run.key in rows[name]]
-        curves, cells = {study.curve_of(run) for run in have}, {_cell(run) for run in have}
+        curves, cells = {study.curve_of(run) for run in have}, {run.cell for run in have}
         prices = dict(zip(missing, _prices(name, missing, rows, card), strict=True))
         first_of: dict[object, Item] = {}  # the cheapest training of each new curve
         of_study = []
         for stack in training.stacks(missing):
-            new = _cell(stack[0]) not in cells
+            new = stack[0].cell not in cells
             for stage, runs in ((SETTINGS, stack[:new]), (SEEDS, stack[new:])):
                 if runs:
                     selection = Selection(1 if stage == SETTINGS else None, where=_where(runs[0]))
@@ -113,10 +112,6 @@ def at_once(workers: int, device: str) -> int:
     return min(workers, (os.cpu_count() or 1) if device == "cpu" else FILLED)
 
 
-def _cell(run: Run) -> Run:
-    return dataclasses.replace(run, seed=0)
-
-
 def _where(run: Run) -> dict[str, int]:
     sizes = {field: getattr(run, field) for field in SIZES}
     return {field: size for field, size in sizes.items() if size is not None}
@@ -135,11 +130,11 @@ def _prices(name: str, missing: Sequence[Run], rows: _Stored, card: str) -> list
         refuse("rows", f"none of {card} or of a GPU", "some that tell what a training takes")
     of_cells: dict[Run, list[float]] = {}  # the share of the steps that rows made
     for run, result in rows[name].values():
-        of_cells.setdefault(_cell(run), []).append(steps_made(run, result) / run.steps)
+        of_cells.setdefault(run.cell, []).append(steps_made(run, result) / run.steps)
     prices = EXPERIMENTS[name].prices(missing, known[name])
     for i, run in enumerate(missing):
         if math.isnan(prices[i]):
-            share = fmean(of_cells.get(_cell(run), [1.0]))
+            share = fmean(of_cells.get(run.cell, [1.0]))
             prices[i] = share * run.steps * _nearest_step(run, others)
     return prices
 

@@ -18,7 +18,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -92,6 +92,11 @@ class Run(Configuration):
     products: str | None = None  # tf32 where a GPU may compute them so
     table: int | None = None  # the number of the data that all seeds share, if they do
     last_batch: str | None = None  # short if the last of an epoch holds what is left
+
+    @property
+    def cell(self) -> "Run":
+        """Its setting, alike for all seeds: the same run with seed 0."""
+        return replace(self, seed=0)
 
     @property
     def shares_context(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import hashlib
 import os
 import threading
@@ -40,7 +39,7 @@ def stacks(runs: Sequence[Run]) -> list[list[Run]]:
     """Any runs in groups that :func:`train` accepts: the seeds of each cell, in their order."""
     groups: dict[Run, list[Run]] = {}
     for run in runs:
-        groups.setdefault(dataclasses.replace(run, seed=0), []).append(run)
+        groups.setdefault(run.cell, []).append(run)
     return [*groups.values()]
 
 

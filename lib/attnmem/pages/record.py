@@ -1,6 +1,5 @@
 """The record of an experiment, in one form: protocol, coverage, curves beside published points."""
 
-import dataclasses
 from collections.abc import Iterable
 from statistics import mean
 
@@ -121,7 +120,7 @@ def _rates(grid: list[Run]) -> str:
 def _coverage(name: str, grid: list[Run], have: list[Row], n_shown: int) -> str:
     """How many trainings are stored, and how many of them are shown."""
     seeds, profile = EXPERIMENTS[name].seeds[grid[0].profile], grid[0].profile
-    cells = len({dataclasses.replace(run, seed=0) for run, _ in have})
+    cells = len({run.cell for run, _ in have})
     text = f"{len(have):,} of {len(grid):,} trainings, in {cells:,} of {len(grid) // seeds:,} "
     text += f"cells, up to {seeds} seeds each"
     if have:
